@@ -121,14 +121,6 @@ def test_a_search_server_gets_the_gpus_that_are_named_for_it(tmp_path):
   assert refused.returncode == 2 and 'RETRIEVER_GPUS needs TRAIN_GPUS' in refused.stderr
 
 
-@on_path
-@pytest.mark.parametrize(('given', 'expected'), [('', '0,1,'), ('0,1,2', ',0,1')])
-def test_training_stays_off_the_gpus_of_the_search_server(programs, given, expected):
-  stand_in(programs, 'jaxsearch', 'echo ${CUDA_VISIBLE_DEVICES:-},${JAX_LOCAL_DEVICE_IDS:-}')
-  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', TRAIN_GPUS='0,1', JAX_LOCAL_DEVICE_IDS=given)
-  assert found.stdout.splitlines() == [expected]
-
-
 @pytest.mark.parametrize(('script', 'gpus'), [('gke.sh', True), ('xpk.sh', False), ('tpu-vm.sh', False)])
 def test_the_search_server_of_a_job_is_passed_on(script, gpus):
   given = {'RETRIEVER': '--index=/data/wiki18', 'PORT': '8123', 'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6'}

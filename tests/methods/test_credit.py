@@ -69,10 +69,3 @@ def test_every_method_with_groups_says_what_an_only_member_gets(monkeypatch, met
   tree.root.data['judged'] = [1.0, 0, 1]  # read by search_r2
   method.credit([[tree]], context(), singleton=singleton)
   assert tree.nodes(Role.POLICY)[0].advantages == advantage
-
-
-def test_trees_without_a_trained_span_are_no_trouble():
-  tree = Tree(Letters())
-  credit_siblings([tree], {})
-  credit_siblings([], {})
-  assert tree.root.advantages is None

@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from configs import r_search_without_evidence
 from jaxsearch.methods import r_search
 from jaxsearch.sampler.requests import Ask, Search, ToolFailure
 from jaxsearch.trees import templates
-from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, context, drive
 
 SEARCH = 'I look it up. <search> the author </search>'
@@ -97,13 +95,6 @@ def test_without_evidence_no_box_counts(said):
     assert 'evidence' not in templates.prompt('Who wrote it?', template)
 
 
-def test_evidence_is_trained_and_observations_are_not():
-  groups = [[chain(SEARCH, EVIDENCE + RIGHT)[0], chain(SEARCH, RIGHT)[0]]]
-  r_search.credit(groups, context())
-  rewards = np.array([2.4, 1.2])
-  for tree, expected in zip(groups[0], (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)):
-    for node in tree.walk():
-      assert node.trained == (node.role is Role.POLICY)
-      assert node.advantages == (pytest.approx(expected, abs=1e-5) if node.trained else None)
+def test_with_ppo_a_critic_is_needed():
   with pytest.raises(ValueError, match='critic.enabled'):
-    r_search.credit(groups, context(), estimator='ppo')
+    r_search.credit([[chain(SEARCH, EVIDENCE + RIGHT)[0]]], context(), estimator='ppo')

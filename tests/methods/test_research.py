@@ -1,13 +1,12 @@
 """ReSearch's box, tags and reward, driven by hand."""
 
-import numpy as np
 import pytest
 
 from configs import r1
 from jaxsearch.methods import research
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role, Stop
-from tests.methods.driving import SEARCH, context, drive
+from tests.methods.driving import SEARCH, drive
 
 RIGHT = r'<think>ok</think><answer> The final answer is \[ \boxed{Ada Lovelace} \] </answer>'
 
@@ -50,17 +49,6 @@ def test_without_boxes_the_whole_answer_counts():
   assert tree.answer == 'Lovelace' and research.reward(tree) == 1.0
   tree, *_ = chain('<think>ok</think><answer> Byron </answer>', boxed=False)
   assert research.reward(tree) == pytest.approx(0.1)
-
-
-def test_credit_is_relative_to_the_other_chains_of_the_question():
-  said = [RIGHT], [r'<think>ok</think><answer>\boxed{Byron}</answer>'], ['no']
-  groups = [[chain(*spans)[0] for spans in said]]
-  research.credit(groups, context())
-  rewards = np.array([1.0, 0.1, 0.0])
-  assert [tree.reward for tree in groups[0]] == pytest.approx(rewards)
-  for tree, expected in zip(groups[0], (rewards - rewards.mean()) / (rewards.std(ddof=1) + 1e-6)):
-    for node in tree.walk():
-      assert node.advantages == (pytest.approx(expected, abs=1e-5) if node.role is Role.POLICY else None)
 
 
 def test_r1_serves_no_search():

@@ -7,7 +7,6 @@ from jaxsearch.methods import slate
 from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, ToolFailure
-from jaxsearch.training.metrics import summary
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
 from tests.methods.driving import context
@@ -104,16 +103,6 @@ def test_whole_chains_with_judged_rewards():
             for node in tree.nodes(Role.POLICY)] == pytest.approx([advantage] * len(tree.nodes(Role.POLICY)))
   with pytest.raises(ValueError, match='grow.k=1'):
     slate.credit([[drive([SEARCH, RIGHT], budget=1)[0]]], context(), whole=True)
-
-
-def test_a_question_without_room_for_a_step_has_no_reward():
-  """The mean reward of a step's row leaves it out."""
-  empty, other = drive(['', ''])[0], drive([RIGHT, SEARCH], budget=1, early_bonus=0.0)[0]
-  for tree in (empty, other):
-    tree.prune()
-  for trees, expected in (([empty], 0.0), ([empty, other], (2 + 1) / 2)):
-    slate.credit([[tree] for tree in trees], context())
-    assert empty.reward is None and summary([[tree] for tree in trees], [], {})['reward'] == expected
 
 
 def test_the_ablation_rewards_right_answers_alone():
