@@ -1,8 +1,7 @@
 """Answering questions with an agent, and the record that is kept of each answer.
 
-All figures of an evaluation are computed from records, JSON objects that say what was asked, answered and
-retrieved, what that took and what failed. `Kept` is the file from which an evaluation that was stopped
-resumes.
+Records are JSON objects that say what was asked, answered and retrieved, what that took and what failed.
+`Kept` is the file from which an evaluation that was stopped resumes.
 """
 
 import collections

@@ -1,9 +1,8 @@
 """Does the critic know what the policy knows, and does the policy use tools where it needs them?
 
-CARL, section 4.4. Figures are of the records of answered questions (appendices C, E, F, I, J, M and N of the
-paper); without a critic or without CARL's segments they are NaN. A question is tier 2 if the policy can
-answer it closed-book, else tier 1; `tiers` maps question ids to tiers, and records of other questions count
-only where tiers do not matter.
+CARL, section 4.4 and appendices C, E, F, I, J, M and N. Figures are of records of answers; without a critic
+or CARL's segments they are NaN. `tiers` maps question ids to 2 if the policy can answer closed-book, else 1;
+records of other questions count only where tiers do not matter.
 """
 
 import collections

@@ -1,9 +1,8 @@
 """Figures of answers: one table says how each is computed and how people see it.
 
-A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, and
-reports, sweeps and `jaxsearch table` show it. They are computed from records, the JSON that is kept of each
-answer. A figure of several answers is a mean over questions: one that was answered n times counts as one,
-with the mean of its n values.
+A new metric is an entry of `FIGURES`: `eval`, evaluations during training and `bench` compute it, reports,
+sweeps and tables show it. Figures come from records, the JSON that is kept of each answer, and are means over
+questions: one that was answered n times counts as one, with the mean of its n values.
 """
 
 import collections

@@ -1,9 +1,8 @@
 """The report at the end of a run: what went wrong, the learning curve, questions before and after, the costs.
 
-One self-contained HTML file, made from `metrics.jsonl` and `evaluations.jsonl` alone, so it can be made again
-at any time. Any value may be missing: null in the row of a skipped update, no such key in a row of another
-version. rollout.js draws the rollouts, as in `jaxsearch view`. Colour never stands alone: words, signs, line
-styles and markers say the same.
+One self-contained HTML file, made from `metrics.jsonl` and `evaluations.jsonl` alone, of which any value may
+be missing. rollout.js draws the rollouts, as in `jaxsearch view`. Colour never stands alone: words, signs,
+line styles and markers say the same.
 """
 
 import base64

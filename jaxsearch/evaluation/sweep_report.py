@@ -1,9 +1,8 @@
 """The report of a sweep, from its run folders alone: table.md, table.json, curves.png and steps.png.
 
-Figures are the scores after the last step (held-out questions, at each temperature of the evaluation), means
-over the training where a method has some, and the costs of the whole training. The tables show means over
-seeds, and mean differences to the baseline, paired by seed, with their 95 % intervals (Student's t); a last
-one relates gains in EM to time. Unfinished runs are left out and listed.
+Figures are the scores after the last step at each temperature, means over the training where a method has
+some, and the costs of the whole training. The tables show means over seeds and mean differences to the
+baseline, paired by seed, with 95 % intervals (Student's t). Unfinished runs are left out and listed.
 """
 
 import json

@@ -1,8 +1,7 @@
 """`jaxsearch table`: results of bench side by side, as far as they compare.
 
-A row is a result, a column a benchmark. Results enter one column only if their manifests agree in what scores
-depend on (`SETTINGS`). An agent that never searched has no corpus, index, k or turns to agree in, and turns
-count within a method only. Prompt, method, policy, tokenizer and limits are the agent's own and may differ.
+A row is a result, a column a benchmark. Results enter one column only if their manifests agree in `SETTINGS`.
+An agent that never searched has no corpus, index, k or turns to agree in; turns count within a method only.
 Rows of papers come from published.csv; what differs is written below them.
 """
 

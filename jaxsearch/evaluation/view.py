@@ -84,11 +84,7 @@ class Source:
     self.blocks.append(block)
 
   def index(self, steps: tuple[int, int] | None = None, most: int | None = None) -> dict[str, Any]:
-    """Returns what the page knows of all questions.
-
-    It says where the records are of these steps (first, last) alone, and of at most so many questions of
-    each.
-    """
+    """Returns what the page knows of all questions; `at` is None beyond `steps` or `most` of a step."""
     counts, entries = collections.Counter(), []
     for entry in self.entries:
       place = entry['kind'], entry['step'], entry['temperature']
@@ -118,7 +114,6 @@ def page(sources: Sequence[Source], steps: tuple[int, int] | None = None, most: 
 
 
 def _filled(data: str, number: int, live: bool) -> str:
-  """Returns the template with the shared style and script, and this data."""
   text = lambda name: (FOLDER / name).read_text(encoding='utf-8')
   template = text('view.html')
   for name in ('rollout.css', 'rollout.js'):
