@@ -13,8 +13,10 @@ that each wait for their results; shares are of the limits that the same call me
           float32, as the largest difference over the largest value, beside the difference of the dense path
           in bfloat16; an update with attention=auto beside one with attention=dense
   decode  a token of all slots at each length, a prefill, a copy of rows, the host's share of a span
-  update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
-          then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded world
+  update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan,
+          the kernels that take longest; then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random
+          weights on the embedded world, on all devices: step 3 must compile nothing, and its logprob_gap stay
+          below 0.05
 
 A bare machine with Python 3.12 and JAX 0.11 needs a checkout in PYTHONPATH, and wheels of what is imported:
 absl-py, etils, filelock, flax, grain, httpx, jinja2, ml_collections, numpy, optax, orbax-checkpoint, psutil,
@@ -23,6 +25,7 @@ transformers, and what these need.
 """
 
 import argparse
+import collections
 import dataclasses
 import functools
 import json
@@ -129,16 +132,34 @@ def limits(size: int) -> dict[str, float]:
   return {'gbytes_per_second': bytes_per_second / 1e9, 'tflops': flops / 1e12}
 
 
+def kernels(function, most: int = 12) -> dict[str, float]:
+  """Returns milliseconds of the kernels that take longest in a call, and of `all`, from the profiler's trace."""
+  spent = collections.Counter()
+  with tempfile.TemporaryDirectory() as folder:
+    with jax.profiler.trace(folder):
+      jax.block_until_ready(function())
+    [file] = pathlib.Path(folder).rglob('*.xplane.pb')
+    for plane in jax.profiler.ProfileData.from_file(str(file)).planes:
+      on_cpu = plane.name == '/host:CPU'
+      rows = 'tf_XLA' if on_cpu else ('XLA Ops', 'Stream')  # of a CPU; of TPUs, of GPUs
+      events = [each for row in plane.lines if row.name.startswith(rows) for each in row.events]
+      for event in events if on_cpu or plane.name.startswith('/device:') else ():
+        whole = event.name.startswith(('while', 'conditional', 'call'))  # of kernels that are counted
+        if not whole and (not on_cpu or 'hlo_op' in dict(event.stats)):
+          spent[event.name[:60]] += event.duration_ns / 1e6
+  return {'all': spent.total()} | dict(spent.most_common(most))
+
+
 def differences(**pairs) -> dict[str, float]:
   """Returns for each (found, expected) the largest difference over the largest value."""
   arrays = {name: [np.asarray(x, np.float32) for x in pair] for name, pair in pairs.items()}
   return {name: float(np.abs(x - y).max() / np.abs(y).max()) for name, (x, y) in arrays.items()}
 
 
-def within(errors: dict[str, float]) -> dict[str, float]:
-  """Returns errors; ArithmeticError where one is above LIMIT or no number."""
-  if not all(error <= LIMIT for error in errors.values()):
-    raise ArithmeticError(f'differs from the dense path by {errors}, {LIMIT} are allowed')
+def within(errors: dict[str, float], limit: float = LIMIT) -> dict[str, float]:
+  """Returns errors; ArithmeticError where one is above the limit or no number."""
+  if not all(error <= limit for error in errors.values()):
+    raise ArithmeticError(f'differs from the dense path by {errors}, {limit} are allowed')
   return errors
 
 
@@ -228,8 +249,10 @@ def auto_and_dense(config, length: int) -> dict:
     found[attention] = [float(figures[name]) for name in ('loss', 'grad_norm')], logprobs
   ((loss, norm), logprobs), ((loss_dense, norm_dense), dense) = found.values()
   gap = np.abs(logprobs - dense)[np.asarray(batch.targets) >= 0]
-  return {'loss': loss, 'loss_dense': loss_dense, 'grad_norm': norm, 'grad_norm_dense': norm_dense,
-          'logprob_gap': float(gap.mean()), 'logprob_gap_max': float(gap.max())}
+  # On CPUs both paths are the dense one. Elsewhere the noise of bfloat16, or of TF32, adds up over the layers.
+  limit = 0.0 if jax.default_backend() == 'cpu' else 0.05
+  errors = within({'grad_norm': abs(norm / norm_dense - 1), 'logprob_gap': float(gap.mean())}, limit)
+  return errors | {'loss': loss, 'loss_dense': loss_dense, 'logprob_gap_max': float(gap.max())}
 
 
 def check(args, results: Results) -> None:
@@ -325,6 +348,7 @@ def policy_update(args, results: Results) -> dict:
     return figures
 
   times, peak = timed(step), jax.devices()[0].memory_stats()
+  times['kernels'] = kernels(step)
   needed = train_step.needed_flops(data, dataclasses.asdict(config)) / times['ms_least'] / 1e9
   return times | {
     'tokens': sum(len(ids) for ids, _ in data), 'padded_share': padded,
@@ -343,23 +367,24 @@ def real_run(args) -> dict:
   config.grow.max_tokens = config.sampler.max_observation = args.tokens
   chains = args.questions * config.group_size
   config.sampler.update(slots=min(config.sampler.slots, chains), length=args.length)
-  config.train.update(row_length=args.length, micro_rows=args.rows, mini_batch=0)
+  config.train.update(row_length=args.length, micro_rows=args.rows * jax.device_count(), mini_batch=0)
   with tempfile.TemporaryDirectory() as folder:
     config.out = f'{folder}/run'
     loop.train(config)
     rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   last = rows[-1]
-  kept = ('logprob_gap', 'logprob_gap_max', 'goodput', 'mfu', 'device_peak_gib', 'tokens_generated',
+  kept = ('compilations', 'logprob_gap', 'logprob_gap_max', 'goodput', 'mfu', 'device_peak_gib', 'tokens_generated',
           'tokens_per_second_rollout', 'tokens_per_second_update')
   return {name: value for name, value in last.items() if name in kept or name.startswith('seconds')} | {
-    'compilations_of_steps': [row['compilations'] for row in rows],
-    'step_3_compiles_nothing': last['compilations'] == 0,
-    'logprob_gap_below_0.05': last['logprob_gap'] < 0.05}
+    'compilations_of_steps': [row['compilations'] for row in rows]}
 
 
 def update(args, results: Results) -> None:
   results.measure('update', policy_update, args, results)
   results.measure('run', real_run, args)
+  for name, limit in (('compilations', 0), ('logprob_gap', 0.05)):
+    if results.get('run', {}).get(name, 0) > limit:  # of the last step
+      results.fail(name, ArithmeticError(f'{results["run"][name]} in step 3, {limit} are allowed'))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -38,7 +38,7 @@ def test_check():
   rows, auto = found['rows_world-reader'], found['auto_and_dense']
   assert 0 < max(rows['errors'].values()) < 0.02  # by interpretation
   assert found['decode_world-reader']['errors']['written'] == 0
-  assert auto['loss'] == auto['loss_dense'] and auto['logprob_gap'] == 0  # on CPUs both are dense
+  assert auto['loss'] == auto['loss_dense'] and auto['logprob_gap'] == auto['grad_norm'] == 0  # on CPUs both are dense
 
 
 def test_a_wrong_kernel_fails(capsys, monkeypatch):
@@ -60,14 +60,23 @@ def test_decode():
   assert found['copy']['rows'] == 1 and 0 < found['host']['host_share'] < 1
 
 
-def test_update():
+def test_update(monkeypatch):
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '2')  # a host with several
   found = results('update', '--preset=world-reader', '--length=320', '--rollouts=2', '--rows=1',
                   '--run=world-reader', '--questions=2', '--tokens=24')
   assert found['update']['planned_gib'] > 0 and found['update']['peak_gib'] is None  # CPUs do not tell
   assert found['update']['tokens'] == 2 * 64 + (1 + 2) * 128
-  run = found['run']
-  assert run['step_3_compiles_nothing'] == (run['compilations_of_steps'][2] == 0)
-  assert run['logprob_gap_below_0.05'] and run['seconds_train'] > 0 and run['seconds_rollout'] > 0
+  all_of_them, *longest = found['update']['kernels'].values()
+  assert all_of_them >= sum(longest) > 0 and len(longest) == 12
+  assert found['run']['compilations_of_steps'][2] == 0 and found['run']['logprob_gap'] < 0.05
+  assert found['run']['seconds_train'] > 0 and found['run']['seconds_rollout'] > 0
+
+
+def test_a_third_step_that_compiles_and_a_sampler_that_differs_fail(capsys, monkeypatch):
+  monkeypatch.setattr(accelerator, 'policy_update', lambda *_: {})
+  monkeypatch.setattr(accelerator, 'real_run', lambda *_: {'compilations': 1, 'logprob_gap': 0.06})
+  assert accelerator.main(['update', *TINY]) == 1
+  assert list(json.loads(capsys.readouterr().out.splitlines()[-1])['failed']) == ['compilations', 'logprob_gap']
 
 
 def test_counts_what_the_largest_loop_launches():
