@@ -12,7 +12,7 @@ that each wait for their results; shares are of the limits that the same call me
   check   rates of a copy and of a bfloat16 product; every kernel of attention against the dense path in
           float32, as the largest difference over the largest value, beside the difference of the dense path
           in bfloat16; an update with attention=auto beside one with attention=dense
-  decode  a token of all slots at each length, a prefill, a copy of rows, the host's share of a span
+  decode  a token of all slots at each length and its launches, a prefill, a copy of rows, the host's share
   update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan,
           the kernels that take longest; then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random
           weights on the embedded world, on all devices: step 3 must compile nothing, and its logprob_gap stay
@@ -31,7 +31,6 @@ import functools
 import json
 import os
 import pathlib
-import re
 import statistics
 import sys
 import tempfile
@@ -47,7 +46,7 @@ from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch.models.architecture import initial_params, preset
 from jaxsearch.models.attention import cached_attention, dense_attention
 from jaxsearch.models.kernels import decode_attention, tree_attention
-from jaxsearch.parallel import compiled, memory
+from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.planning import plan, programs
 from jaxsearch.sampler import kv_cache
@@ -59,7 +58,6 @@ LIMIT = 0.02     # of a kernel's difference: five roundings to bfloat16
 REPEATS = 5
 STEPS = 20       # of decode attention in one program, which is too short to be timed alone
 SIBLINGS = 5
-FREE = {'parameter', 'tuple', 'get-tuple-element', 'bitcast', 'constant', 'after-all', 'partition-id'}
 DEFAULTS = {
   'check': {'presets': ['qwen2.5-0.5b', 'qwen2.5-3b', 'llama3.1-8b'], 'slots': 128, 'length': 2048},
   'decode': {'preset': 'qwen2.5-3b', 'slots': 128, 'lengths': [512, 2048, 4096]},
@@ -133,8 +131,8 @@ def limits(size: int) -> dict[str, float]:
 
 
 def kernels(function, most: int = 12) -> dict[str, float]:
-  """Returns milliseconds of the kernels that take longest in a call, and of `all`, from the profiler's trace."""
-  spent = collections.Counter()
+  """Returns launches and milliseconds of a call, then the kernels that take longest, from a trace."""
+  spent, launches = collections.Counter(), 0
   with tempfile.TemporaryDirectory() as folder:
     with jax.profiler.trace(folder):
       jax.block_until_ready(function())
@@ -147,7 +145,8 @@ def kernels(function, most: int = 12) -> dict[str, float]:
         whole = event.name.startswith(('while', 'conditional', 'call'))  # of kernels that are counted
         if not whole and (not on_cpu or 'hlo_op' in dict(event.stats)):
           spent[event.name[:60]] += event.duration_ns / 1e6
-  return {'all': spent.total()} | dict(spent.most_common(most))
+          launches += 1
+  return {'launches': launches, 'ms': spent.total()} | dict(spent.most_common(most))
 
 
 def differences(**pairs) -> dict[str, float]:
@@ -249,7 +248,7 @@ def auto_and_dense(config, length: int) -> dict:
     found[attention] = [float(figures[name]) for name in ('loss', 'grad_norm')], logprobs
   ((loss, norm), logprobs), ((loss_dense, norm_dense), dense) = found.values()
   gap = np.abs(logprobs - dense)[np.asarray(batch.targets) >= 0]
-  # On CPUs both paths are the dense one. Elsewhere the noise of bfloat16, or of TF32, adds up over the layers.
+  # On CPUs both paths are the dense one; elsewhere the noise of bfloat16, or TF32, adds up over layers.
   limit = 0.0 if jax.default_backend() == 'cpu' else 0.05
   errors = within({'grad_norm': abs(norm / norm_dense - 1), 'logprob_gap': float(gap.mean())}, limit)
   return errors | {'loss': loss, 'loss_dense': loss_dense, 'logprob_gap_max': float(gap.max())}
@@ -264,15 +263,6 @@ def check(args, results: Results) -> None:
       f'decode_{name}', decode_kernel, config, args.slots, args.length, best['gbytes_per_second'])
   config = dataclasses.replace(preset(args.presets[0]), dtype=args.dtype, remat='full')
   results.measure('auto_and_dense', auto_and_dense, config, args.length)
-
-
-def launches(text: str) -> int:
-  """Counts what a turn of a compiled program's largest loop launches: fusions, products, kernels, copies."""
-  _, computations = compiled._computations(text)
-  called = lambda line: re.search(r'to_apply=%?([\w.-]+)', line)[1]
-  count = lambda name: sum(count(called(each.line)) if each.opcode == 'call' else each.opcode not in FREE
-                           for each in computations[name])
-  return max(map(count, re.findall(r'body=%?([\w.-]+)', text)))
 
 
 def decode(args, results: Results) -> None:
@@ -297,7 +287,8 @@ def decode(args, results: Results) -> None:
     assert (segment()[2] == engine.segment_steps).all()
     times = timed(segment, per=engine.segment_steps)
     moved = weights + engine.slots * (length + engine.segment_steps / 2) * entry
-    return times | {'bandwidth_share': share(moved, times)}
+    launches = kernels(segment)['launches'] / engine.segment_steps
+    return times | {'bandwidth_share': share(moved, times), 'launches_a_token': launches}
 
   def prefill():
     n, counts = list(engine._counts.items())[-1]
@@ -329,8 +320,6 @@ def decode(args, results: Results) -> None:
   results.measure('prefill', prefill)
   results.measure('copy', copy)
   results.measure('host', host)
-  program = programs.Program(*engine.largest_programs()[0]['decode'])
-  results.measure('launches_a_token', lambda: launches(program.lower().compile().as_text()))
 
 
 def policy_update(args, results: Results) -> dict:
@@ -373,8 +362,8 @@ def real_run(args) -> dict:
     loop.train(config)
     rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   last = rows[-1]
-  kept = ('compilations', 'logprob_gap', 'logprob_gap_max', 'goodput', 'mfu', 'device_peak_gib', 'tokens_generated',
-          'tokens_per_second_rollout', 'tokens_per_second_update')
+  kept = ('compilations', 'logprob_gap', 'logprob_gap_max', 'goodput', 'mfu', 'device_peak_gib',
+          'tokens_generated', 'tokens_per_second_rollout', 'tokens_per_second_update')
   return {name: value for name, value in last.items() if name in kept or name.startswith('seconds')} | {
     'compilations_of_steps': [row['compilations'] for row in rows]}
 

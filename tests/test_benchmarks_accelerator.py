@@ -56,7 +56,7 @@ def test_a_wrong_kernel_fails(capsys, monkeypatch):
 def test_decode():
   found = results('decode', '--preset=world-reader', '--slots=2', '--lengths', '64')
   assert found['token_at_64']['ms'] >= found['token_at_64']['ms_least'] > 0
-  assert found['launches_a_token'] > 3  # layers of the model
+  assert found['token_at_64']['launches_a_token'] > 3  # layers of the model
   assert found['copy']['rows'] == 1 and 0 < found['host']['host_share'] < 1
 
 
@@ -66,8 +66,8 @@ def test_update(monkeypatch):
                   '--run=world-reader', '--questions=2', '--tokens=24')
   assert found['update']['planned_gib'] > 0 and found['update']['peak_gib'] is None  # CPUs do not tell
   assert found['update']['tokens'] == 2 * 64 + (1 + 2) * 128
-  all_of_them, *longest = found['update']['kernels'].values()
-  assert all_of_them >= sum(longest) > 0 and len(longest) == 12
+  launches, all_of_them, *longest = found['update']['kernels'].values()
+  assert launches > 12 == len(longest) and all_of_them >= sum(longest) > 0
   assert found['run']['compilations_of_steps'][2] == 0 and found['run']['logprob_gap'] < 0.05
   assert found['run']['seconds_train'] > 0 and found['run']['seconds_rollout'] > 0
 
@@ -79,10 +79,11 @@ def test_a_third_step_that_compiles_and_a_sampler_that_differs_fail(capsys, monk
   assert list(json.loads(capsys.readouterr().out.splitlines()[-1])['failed']) == ['compilations', 'logprob_gap']
 
 
-def test_counts_what_the_largest_loop_launches():
-  loop = lambda x: jax.lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda _, y: jnp.sin(y @ y), x)
-  text = jax.jit(loop).lower(jnp.ones((256, 256))).compile().as_text()
-  assert 2 <= accelerator.launches(text) <= 6
+def test_kernels_are_those_of_a_trace():
+  product = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: y @ y, x))
+  product(jnp.ones((256, 256)))
+  found = accelerator.kernels(lambda: product(jnp.ones((256, 256))))
+  assert found['launches'] >= 3 and found['ms'] >= max(list(found.values())[2:]) > 0
 
 
 @pytest.mark.parametrize(('script', 'arguments'), [
