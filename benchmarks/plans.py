@@ -127,6 +127,9 @@ searches; `published` forecasts Search-R1's 2,560 chains of 250 generated tokens
 constants (`CALIBRATION` in jaxsearch/planning/step.py) come from an audit and from assumptions, not from a
 device; judges take no time.
 
+Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights, and
+`published` rollouts take 1.00 (Qwen2.5-3B), 1.13 (Llama-3.2-3B), 1.14 to 1.34 (Qwen2.5-7B) times as long.
+
 `state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights and
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
 all other programs add less. `share` is the largest sum as a share of the device.
@@ -176,7 +179,7 @@ def scaling_page(plans):
 
 Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py)
 with other models, one training row a device, and 256 slots a host or as many as fit. **Nothing was run**;
-seconds are least times, as in [plans.md](plans.md). `next limit`: the longest phase and what it is bound by,
+`step s` is the roofline, as in [plans.md](plans.md). `next limit`: the longest phase and what it is bound by,
 or what does not fit. A TPU's compiler refuses a program that is larger than its memory: then there are no
 seconds.
 

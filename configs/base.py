@@ -121,8 +121,8 @@ def get_config():
     max_observation=512,             # tokens of an observation, documents or output of a program: more is cut
                                      # off
     tensor=0,                        # devices that share a copy of the sampler's weights: the most that
-                                     # divide it and the key/value heads. 1 spares collectives in every token
-                                     # where the weights fit; 0 is any
+                                     # divide it and the key/value heads; 0 is any. 1 spares collectives, but
+                                     # each device then reads all weights (docs/plans.md)
     tool_workers=16,                 # tool calls at a time
     deterministic=True,              # the schedule never depends on the clock; needed to resume to the same
                                      # bits
