@@ -41,13 +41,15 @@ class Learner:
   agent: Agent              # the policy as it samples; `update.prepare` it before a rollout
   state: states.TrainState  # of the policy, or of its adapter; with that of its critic
   base: dict | None         # the frozen parameters under the adapter; None without one
-  merge: Callable           # (base, adapter) -> parameters
+  policy: Callable          # (base, what is trained) -> parameters of the policy, in the compute dtype
   reference: dict | None    # of the frozen initial policy, in the compute dtype; None if there is no KL
   fingerprint: list[float]  # of the initial policy
   train_step: Callable
   score: Callable
   critic_step: Callable | None
   values: Callable | None   # (parameters of the critic, batch) -> values; None without a critic
+  recomputes: bool          # see `recomputes`
+  releases: bool            # see `releases`
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
 
 
@@ -65,9 +67,12 @@ def make_learner(config: ConfigDict) -> Learner:
       check_warm_start(config, host)
     critic, critic_step = open_critic(config, model_config, params, mesh, total_updates(config), warm)
     values = steps.make_value_step(model_config, mesh=mesh, shared=shared)
-  trained = critic.params if shared else params
   if adapted:
     trained = setup.new_adapter(config, model_config, mesh)
+    policy = setup.merger(config, model_config, mesh)
+  else:
+    trained = critic.params if shared else params
+    policy = jax.jit(lambda _, params: states.cast(states.without_head(params), model_config.dtype))
   optimizer, train_step = make_update(config, model_config, mesh, trained)
   state = dataclasses.replace(states.create_state(trained, optimizer, mesh),
                               critic=dataclasses.replace(critic, params={}) if shared else critic)
@@ -78,10 +83,10 @@ def make_learner(config: ConfigDict) -> Learner:
     model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
   return Learner(
     config=config, model_config=model_config, mesh=mesh, agent=setup.make_agent(config, engine, tools),
-    state=state, base=params if adapted else None, merge=setup.merger(config, model_config, mesh),
+    state=state, base=params if adapted else None, policy=policy,
     reference=states.cast(params, model_config.dtype) if config.loss.kl_coef else None,
     fingerprint=hub.fingerprint(params), train_step=train_step, score=score, critic_step=critic_step,
-    values=values)
+    values=values, recomputes=recomputes(config), releases=releases(config, jax.default_backend()))
 
 
 def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:

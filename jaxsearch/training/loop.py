@@ -27,7 +27,6 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import growing, metrics
-from jaxsearch.training import learner as learners
 from jaxsearch.training.learner import Learner, make_learner
 from jaxsearch.training.run_folder import RunFolder, RunStopped
 from jaxsearch.training.update import assess, prepare, update
@@ -65,7 +64,7 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
       with clock('generate'):
         current = ahead or growing.begin(learner, method, next(questions), step, saved)
         groups, ahead, position = current.groups(), None, questions.get_state()
-        if learners.releases(config, jax.default_backend()):
+        if learner.releases:
           learner.agent.engine.unload(cache=True)
         if config.train.async_steps and step < config.steps:
           ahead = growing.begin(learner, method, next(questions), step + 1)

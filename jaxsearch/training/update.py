@@ -14,26 +14,23 @@ import numpy as np
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import learner as learners
-from jaxsearch.training import metrics, state
+from jaxsearch.training import metrics
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner
 from jaxsearch.trees.tree import Tree
 
 
 def policy_params(learner: Learner) -> dict:
-  """Returns the parameters of the policy as it is now; those of an adapter are merged at every call."""
+  """Returns the parameters of the policy as it is now, in the compute dtype: what moves is small."""
   with transfer.issuing():
-    if learner.base is not None:
-      return learner.merge(learner.base, learner.state.params)
-    return state.without_head(learner.state.params)
+    return learner.policy(learner.base, learner.state.params)
 
 
 def prepare(learner: Learner, step: int) -> Agent:
   """Returns the agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
-  params = state.cast(policy_params(learner), learner.model_config.dtype)  # what moves is small
+  params = policy_params(learner)
   if learner.config.train.async_steps:
     params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
   agent.engine.load(transfer.local(params))
@@ -86,8 +83,7 @@ def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Pac
 
   Writes them onto the spans too, where rollouts are kept for viewers.
   """
-  config, reference = learner.config, learner.reference
-  recomputes = learners.recomputes(config)
+  config, reference, recomputes = learner.config, learner.reference, learner.recomputes
   one_update = config.train.epochs == 1 and not config.train.mini_batch  # its own are the old ones
   policy = policy_params(learner) if recomputes and not one_update else None
 
