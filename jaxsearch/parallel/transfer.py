@@ -179,7 +179,8 @@ def store() -> Any:
 def moments(values: np.ndarray) -> tuple[int, float, float]:
   """Returns the number of values [N] that all processes passed, their mean and variance."""
   values = np.asarray(values, np.float64)
-  number, total, squares = np.sum(gather_objects((len(values), values.sum(), np.square(values).sum())), axis=0)
+  sums = len(values), values.sum(), np.square(values).sum()
+  number, total, squares = np.sum(gather_objects(sums), axis=0)
   mean = total / max(number, 1)
   return int(number), float(mean), float(squares / max(number, 1) - mean**2)
 
