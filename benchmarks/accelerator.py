@@ -12,11 +12,9 @@ that each wait for their results; shares are of the limits that the same call me
   check   rates of a copy and of a bfloat16 product; every kernel of attention against the dense path in
           float32, as the largest difference over the largest value, beside the difference of the dense path
           in bfloat16; an update with attention=auto beside one with attention=dense
-  decode  a token of all slots at each length and its launches, a prefill, a copy of rows, the host's share
-  update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan,
-          the kernels that take longest; then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random
-          weights on the embedded world, on all devices: step 3 must compile nothing, and its logprob_gap stay
-          below 0.05
+  decode  a token of all slots at each length, a prefill, the host's share of a span
+  update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
+          then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded world
 
 A bare machine with Python 3.12 and JAX 0.11 needs a checkout in PYTHONPATH, and wheels of what is imported:
 absl-py, etils, filelock, flax, grain, httpx, jinja2, ml_collections, numpy, optax, orbax-checkpoint, psutil,
@@ -44,13 +42,14 @@ import numpy as np
 from benchmarks import sampler, train_step
 from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch.models.architecture import initial_params, preset
-from jaxsearch.models.attention import cached_attention, dense_attention
-from jaxsearch.models.kernels import decode_attention, tree_attention
+from jaxsearch.models.attention import attend_to_pages, dense_attention
+from jaxsearch.models.kernels import paged_attention, tree_attention
 from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.planning import plan, programs
-from jaxsearch.sampler import kv_cache
+from jaxsearch.sampler import segment
 from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.pages import PAGE, Chunk, Path
 from jaxsearch.training import loop, metrics, row_files
 from jaxsearch.training import step as training
 
@@ -200,29 +199,33 @@ def rows_kernel(config, length: int, tflops: float) -> dict:
 
 def decode_kernel(config, slots: int, length: int, gbytes: float) -> dict:
   """Attention of one token a slot over slots of all lengths, and the token that it writes."""
-  H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
-  kernel = decode_attention.platform_of(jax.default_backend(), h)
-  attend = functools.partial(
-    decode_attention.decode_attention, platform=kernel or 'gpu', interpret=not kernel)
-  q, keys, values = normal(0, slots, H, h), normal(1, slots, K, h), normal(2, slots, K, h)
-  cache = normal(3, slots + 1, K, length, 2 * h)
-  rows = np.random.default_rng(0).permutation(slots + 1)[:slots].astype(np.int32)
+  H, K, h, platform = config.num_heads, config.num_kv_heads, config.head_dim, jax.default_backend()
+  kernel = paged_attention.KERNELS.get(platform)
+  attend = functools.partial(paged_attention.attend, platform=kernel or 'gpu', interpret=not kernel)
+  q, keys, values = normal(0, slots, 1, H, h), normal(1, slots, 1, K, h), normal(2, slots, 1, K, h)
+  multiple = PAGE * paged_attention.MULTIPLE
+  pages = -(-length // multiple) * paged_attention.MULTIPLE
+  width = paged_attention.padded(kernel or 'gpu', h)
+  cache = tuple(jnp.pad(normal(3 + i, K, slots * pages + 1, PAGE, h), [(0, 0)] * 3 + [(0, width - h)])
+                for i in range(2))
+  table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
   lengths = np.linspace(0, length - 1, slots).astype(np.int32)
 
   @jax.jit
   def dense(q, keys, values, cache):
-    new = jnp.concatenate([keys, values], axis=-1)
-    seen = cache.at[rows, :, lengths].set(new)[rows].astype(jnp.float32)
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), (q, keys, values, cache))
     with jax.default_matmul_precision('highest'):
-      return cached_attention(q[:, None].astype(jnp.float32), (seen,), lengths[:, None])[:, 0], new
+      return attend_to_pages(*wide, lengths, table)[0]
 
-  expected, new = dense(q, keys, values, cache)
-  found, after = jax.jit(attend)(q, keys, values, cache, rows, lengths)
-  errors = within(differences(result=(found, expected), written=(after[rows, :, lengths], new)))
+  expected = dense(q, keys, values, cache)
+  found, after = jax.jit(attend)(q, keys, values, cache, lengths, table)
+  there = np.take_along_axis(table, lengths[:, None] // PAGE, axis=1)[:, 0], lengths % PAGE
+  new = jnp.moveaxis(after[0][:, *there, :h], 0, 1)[:, None]
+  errors = within(differences(result=(found, expected), written=(new, keys)))
 
   @functools.partial(jax.jit, donate_argnums=0)
   def steps(cache):
-    turn = lambda _, carry: attend(carry[0], keys, values, carry[1], rows, lengths)
+    turn = lambda _, carry: attend(carry[0], keys, values, carry[1], lengths, table)
     return jax.lax.fori_loop(0, STEPS, turn, (q, cache))
 
   def run():
@@ -269,43 +272,44 @@ def decode(args, results: Results) -> None:
   config, best = dataclasses.replace(preset(args.preset), dtype=args.dtype), results['limits']
   spans = [sampler.GENERATED] * 2  # of a rollout
   least = sampler.PROMPT + len(spans) * (sampler.GENERATED + sampler.OBSERVED)
-  engine = Engine(config, sampler.Words(), slots=args.slots, length=max(least, *args.lengths))
+  engine = Engine(config, sampler.Words(), slots=args.slots, length=max(least, *args.lengths),
+                  pages=args.slots * (max(least, *args.lengths) // PAGE + 4))
   engine.load(jax.jit(lambda key: initial_params(config, key, args.dtype))(jax.random.key(0)))
-  rows, size = engine.rows.rows[:engine.slots], lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
+  size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
   weights = size(engine._params) - ('unembedding' in engine._params and engine._params['embedding'].nbytes)
-  entry = size(engine._cache) / (engine._cache[0][-1].shape[0] * engine._cache[0][-1].shape[2])
+  entry = size(engine._cache) / (engine._cache[0][0].shape[1] * PAGE)
+
+  def placed(length):
+    engine.forget()
+    paths = [Path(np.full(length + 1, i, np.int32), length + 1 + 2 * engine.segment_steps, i)
+             for i in range(engine.slots)]
+    return [path for path in paths if engine.pools[0].place(path)]
+
   share = lambda moved, times: moved / times['ms_least'] / 1e6 / best['gbytes_per_second']
   results |= {'weights_gb': weights / 1e9, 'cache_gb': size(engine._cache) / 1e9, 'kernel': engine._kernel}
 
   def token(length):
-    slots = kv_cache.idle_slots(engine.slots, engine._scratch)
-    slots.rows[:], slots.lengths[:] = [row.place for row in rows], length
-    slots.temperature[:], slots.remaining[:] = 1.0, 2 * engine.segment_steps
-    engine.forget()
+    paths = placed(length)
+    slots = segment.idle_slots(len(paths))
+    slots.lengths[:], slots.temperature[:], slots.remaining[:] = length, 1.0, 2 * engine.segment_steps
     key, steps = engine.put(jax.random.key(0)), engine.segment_steps
-    segment = lambda: engine.decode(rows, slots, key, engine.slots, steps)
-    assert (segment()[2] == engine.segment_steps).all()
-    times = timed(segment, per=engine.segment_steps)
-    moved = weights + engine.slots * (length + engine.segment_steps / 2) * entry
-    launches = kernels(segment)['launches'] / engine.segment_steps
+    decode = lambda: engine.decode(paths, slots, key, engine.slots, steps)
+    assert (decode()[2] == engine.segment_steps).all()
+    times = timed(decode, per=engine.segment_steps)
+    moved = weights + len(paths) * (length + engine.segment_steps / 2) * entry
+    launches = kernels(decode)['launches'] / engine.segment_steps
     return times | {'bandwidth_share': share(moved, times), 'launches_a_token': launches}
 
   def prefill():
     n, counts = list(engine._counts.items())[-1]
-    at_once = min(counts[-1], len(rows))
-    chunks = lambda: [kv_cache.Chunk(row, 0, np.ones(n, np.int32)) for row in rows[:at_once]]
+    paths = placed(n)[:counts[-1]]
+    at_once = len(paths)
+    chunks = lambda: [Chunk(path, 0, np.ones(n, np.int32)) for path in paths]
     times = timed(lambda: (engine.prefill(chunks()), engine._cache)[1])
     layers = sum(x.size for x in jax.tree.leaves(engine._params['layers']))
     flops = 2 * layers * at_once * n
     return times | {'tokens': at_once * n,
                     'products_share': flops / times['ms_least'] / 1e9 / best['tflops']}
-
-  def copy():
-    length = max(args.lengths)
-    parts = [(rows[0], row, length) for row in rows[1:]]
-    times = timed(lambda: (engine.fork(parts), engine._cache)[1])
-    moved = 2 * len(parts) * length * entry
-    return times | {'rows': len(parts), 'bandwidth_share': share(moved, times)}
 
   def host():
     lengths = [spans] * engine.slots
@@ -318,7 +322,6 @@ def decode(args, results: Results) -> None:
   for length in args.lengths:
     results.measure(f'token_at_{length}', token, length)
   results.measure('prefill', prefill)
-  results.measure('copy', copy)
   results.measure('host', host)
 
 

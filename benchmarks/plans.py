@@ -135,7 +135,7 @@ cache) while it samples (`sampler.release`). `update` and `critic` are what upda
 all other programs add less. `share` is the largest sum as a share of the device.
 
 Decoding is planned with slots as long as they are on average: its kernel
-(jaxsearch/models/kernels/decode_attention.py) reads each slot's own length. Memory traffic is that of
+(jaxsearch/models/kernels/paged_attention.py) reads each slot's own length. Memory traffic is that of
 matrix products, reductions, slices and kernels; rows made before 2026-11-24 counted more, in the compiled
 text, and have no forecasts.
 

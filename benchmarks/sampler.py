@@ -187,7 +187,7 @@ def make_engine(params, length, **settings):
 
 def lockstep(args, params):
   lengths = [[GENERATED] * args.turns] * SLOTS
-  engine = make_engine(params, PROMPT + args.turns * (GENERATED + OBSERVED), spare=1)
+  engine = make_engine(params, PROMPT + args.turns * (GENERATED + OBSERVED))
   tokens = SLOTS * args.turns * GENERATED
   grow(engine, lengths)  # compiles
   seconds, metrics = min((grow(engine, lengths) for _ in range(args.repeats)), key=lambda run: run[0])
@@ -218,7 +218,7 @@ def ragged(args, params):
   tokens = sum(map(sum, lengths))
   longest = PROMPT + 6 * (64 + OBSERVED)
   engine = make_engine(params, longest)
-  in_batches = make_engine(params, longest, spare=1, enough=SLOTS, tool_patience=0)
+  in_batches = make_engine(params, longest, enough=SLOTS, tool_patience=0)
   batches = [lengths[start:start + SLOTS] for start in range(0, len(lengths), SLOTS)]
   engine.compile_all(), in_batches.compile_all()
   seconds, metrics = grow(engine, lengths, args.search_ms / 1000)

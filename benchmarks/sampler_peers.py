@@ -53,21 +53,21 @@ def with_loop(turns, rows, prompt, generated, observed):
 
   from benchmarks.sampler import CONFIG
   from jaxsearch.models.architecture import initial_params
+  from jaxsearch.models.attention import attend_to_front
   from jaxsearch.models.decoder import forward_cached, logits, unstack
-  from jaxsearch.sampler.kv_cache import allocate
 
   params = unstack(initial_params(CONFIG, jax.random.key(0)), LAYERS)
   starts = lambda start: jnp.full(rows, start)
 
   @functools.partial(jax.jit, donate_argnums=0)
   def prefill(cache, tokens, start):
-    return forward_cached(CONFIG, params, tokens, starts(start), cache)[1]
+    return forward_cached(CONFIG, params, tokens, starts(start), cache, attend_to_front)[1]
 
   @functools.partial(jax.jit, donate_argnums=0)
   def decode(cache, last, start, key):
     def step(i, state):
       cache, last = state
-      hidden, cache = forward_cached(CONFIG, params, last[:, None], starts(start + i), cache)
+      hidden, cache = forward_cached(CONFIG, params, last[:, None], starts(start + i), cache, attend_to_front)
       scores = logits(params, hidden[:, 0]).at[:, END].set(-jnp.inf)
       return cache, jax.random.categorical(jax.random.fold_in(key, i), scores)
 
@@ -75,7 +75,8 @@ def with_loop(turns, rows, prompt, generated, observed):
 
   def rollout(seed):
     rng, key = np.random.default_rng(seed), jax.random.key(seed)
-    cache, length = allocate(CONFIG, rows, prompt + turns * (generated + observed), None), 0
+    sizes, length = (rows, CONFIG.num_kv_heads, CONFIG.head_dim, prompt + turns * (generated + observed)), 0
+    cache = [(jnp.zeros(sizes), jnp.zeros([sizes[i] for i in (0, 1, 3, 2)])) for _ in range(LAYERS)]
     fed = jnp.asarray(random_ids(rng, rows, prompt), jnp.int32)
     for turn in range(turns):
       cache = prefill(cache, fed[:, :-1], length)

@@ -114,9 +114,12 @@ def get_config():
                                        # AR3PO)
 
   config.sampler = config_dict.create(
-    slots=32,                        # rows of the KV cache: paths that are decoded at the same time. A tree
-                                     # with branches takes several; trees that find no free slot wait
-    length=768,                      # tokens of a slot, so of the longest path
+    slots=32,                        # paths that are decoded at the same time. A tree with branches takes
+                                     # several; trees that find no free slot wait
+    length=768,                      # tokens of the longest path
+    pages=0,                         # of the KV cache, 32 tokens each; 0 is room for half of the slots at
+                                     # full length, on a CPU for all. Without room, what waits for a tool is
+                                     # computed again later
     temperature=1.0,                 # of rollouts in training
     max_observation=512,             # tokens of an observation, documents or output of a program: more is cut
                                      # off

@@ -57,6 +57,7 @@ FIELDS = {
   'sampler.max_observation': COUNT,
   'sampler.tool_workers': COUNT,
   'sampler.episode_deadline': '> 0',
+  'sampler.pages': '>= 0',
   'sampler.tensor': '>= 0',
   'sampler.segment_steps': '>= 0',
   'sampler.enough': '>= 0',

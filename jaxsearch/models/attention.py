@@ -80,56 +80,77 @@ def dense_attention(q, k, v, visible_until):
   return jnp.concatenate(blocks, axis=1).reshape(B, T, H, h)
 
 
-def cached_attention(q, cache, positions):
-  """Attends from q [S,n,H,h] at `positions` [S,n] to entries 0..position of a cache.
+def attend_to_front(q, k, v, front, starts):
+  """Appends n tokens to each sequence and attends from them to it up to themselves.
 
   Args:
-    cache: (keys [S,K,h,T], values [S,K,T,h]), or (keys and values [S,K,T,2h],).
+    q: [S,n,H,h]; k, v: [S,n,K,h].
+    front: (keys [S,K,h,T], values [S,K,T,h]): with keys transposed both products read rows.
+    starts: [S] tokens that each sequence has already; starts + n <= T.
   Returns:
-    [S,n,H,h].
+    ([S,n,H,h], front with k, v).
   """
+  where = jnp.stack([jnp.arange(len(starts)), starts], axis=1)
+
+  def put(part, block, axis):  # a block a sequence, not an index a token: S copies into the donated buffer
+    numbers = jax.lax.ScatterDimensionNumbers(
+      update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
+    clip = jax.lax.GatherScatterMode.CLIP
+    return jax.lax.scatter(part, where, block.astype(part.dtype), numbers, mode=clip)
+
+  front = put(front[0], jnp.transpose(k, (0, 2, 3, 1)), 3), put(front[1], jnp.transpose(v, (0, 2, 1, 3)), 2)
+  return _attend(q, *front, starts), front
+
+
+def attend_to_pages(q, k, v, pool, starts, table):
+  """Attends as `attend_to_front` to sequences in pages: table [S,P] are those of each.
+
+  Two may go on in one sequence: each sees what the others wrote. `pool` is as `append` takes it.
+  """
+  pool = append(pool, k, v, starts, table)
+  return _attend(q, *read_pages(pool, table, q.shape[-1]), starts), pool
+
+
+def _attend(q, keys, values, starts):
   S, n, H, h = q.shape
-  keys, values = cache if len(cache) == 2 else (jnp.swapaxes(cache[0][..., :h], 2, 3), cache[0][..., h:])
   K, T = values.shape[1:3]
   q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
   scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
-  seen = jnp.arange(T) <= positions[:, :, None]
+  seen = jnp.arange(T) <= (starts[:, None] + jnp.arange(n))[:, :, None]
   scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, T), NEGATIVE)
   weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
   attended = jnp.einsum('skqt,skth->skqh', weights.reshape(S, K, -1, T), values)
   return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
 
 
-_TIME = {1: (2,), 2: (3, 2)}  # the axis of time in the array, or the two arrays, of a layer's cache
+def append(pool, k, v, starts, table):
+  """Writes k, v [S,n,K,h] behind `starts` [S] tokens of sequences in the pages of table [S,P].
 
-
-def put_windows(cache, windows, starts, rows):
-  """Writes windows of n entries at starts..starts+n of `rows`; starts, rows: [S].
-
-  The cache is (keys [R,K,h,length], values [R,K,length,h]): with keys transposed both products of attention
-  read rows. Or it is one array [R,K,length,2h] for kernels. One block per sequence, not one index per token:
-  XLA turns it into S copies into the donated buffer. Needs starts + n <= length; otherwise the block is
-  shifted to fit and overwrites valid entries.
+  `pool` is (keys, values), each [K,N,page,h], or wider than h, with zeros. What has no page in the table goes
+  to page 0, in which nothing is kept.
   """
-  where = jnp.stack([rows, starts], axis=1)
+  page, width = pool[0].shape[2:]
+  places = starts[:, None] + jnp.arange(k.shape[1])
+  numbers = jnp.take_along_axis(table, jnp.minimum(places // page, table.shape[1] - 1), axis=1)
+  numbers = jnp.where(places < table.shape[1] * page, numbers, 0)
 
-  def put(part, window, axis):
-    numbers = jax.lax.ScatterDimensionNumbers(
-      update_window_dims=(1, 2, 3), inserted_window_dims=(0,), scatter_dims_to_operand_dims=(0, axis))
-    clip = jax.lax.GatherScatterMode.CLIP
-    return jax.lax.scatter(part, where, window.astype(part.dtype), numbers, mode=clip)
+  def write(part, new):
+    new = jnp.pad(new, [(0, 0)] * 3 + [(0, width - new.shape[-1])])
+    return part.at[:, numbers, places % page].set(jnp.moveaxis(new, 2, 0).astype(part.dtype))
 
-  return tuple(map(put, cache, windows, _TIME[len(cache)]))
+  return write(pool[0], k), write(pool[1], v)
 
 
-def get_windows(cache, starts, rows, n: int):
-  """Reads entries starts..starts+n of `rows`, in the layout of the cache; starts, rows: [S]."""
-  def get(part, axis):
-    def window(row, start):
-      begin, sizes = [row, 0, 0, 0], [1, *part.shape[1:]]
-      begin[axis], sizes[axis] = start, n
-      return jax.lax.dynamic_slice(part, begin, sizes)[0]
+def read_pages(pool, table, head_dim: int):
+  """Returns the pages of table [S,P] as a front: (keys [S,K,h,P*page], values [S,K,P*page,h])."""
+  keys, values = (part[:, table, :, :head_dim] for part in pool)  # [K,S,P,page,h]
+  K, S, _, _, h = keys.shape
+  return (jnp.transpose(keys, (1, 0, 4, 2, 3)).reshape(S, K, h, -1),
+          jnp.transpose(values, (1, 0, 2, 3, 4)).reshape(S, K, -1, h))
 
-    return jax.vmap(window)(rows, starts)
 
-  return tuple(map(get, cache, _TIME[len(cache)]))
+def read_front(front, starts, n: int):
+  """Returns entries starts..starts+n of each sequence of a front: keys and values, each [S,n,K,h]."""
+  entries = lambda axis: jax.vmap(functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=n, axis=axis))
+  keys, values = entries(2)(front[0], starts), entries(1)(front[1], starts)
+  return jnp.transpose(keys, (0, 3, 1, 2)), jnp.transpose(values, (0, 2, 1, 3))

@@ -6,7 +6,7 @@ rows in the tree layout, or over a KV cache. In order: the container, two forwar
 Sizes and parameters: architecture.py.
 
 Letters: B rows, S slots, T tokens of a row, n new tokens, D embed, H query heads, K key/value heads, G = H/K
-query heads that share one, h head width, F feed-forward width, V vocabulary, L layers, R rows of the cache.
+query heads that share one, h head width, F feed-forward width, V vocabulary, L layers.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsearch.models.architecture import DecoderConfig
-from jaxsearch.models.attention import cached_attention, dense_attention, get_windows, matmul, put_windows
+from jaxsearch.models.attention import dense_attention, matmul
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
@@ -100,47 +100,29 @@ def hidden_states(config: DecoderConfig, params: dict, tokens, positions=None, v
   return rms_norm(x, params['final_norm'], config.norm_eps)
 
 
-def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, rows=None,
-                   window: int | None = None, attention=None):
+def forward_cached(config: DecoderConfig, params: dict, tokens, starts, cache: list, attend):
   """Runs the decoder over new tokens of cached sequences.
 
-  A sequence may come in several chunks; each attends to what the earlier ones wrote. Padding of `tokens`
-  writes garbage past the true length of a row. Nothing attends to it, and later tokens overwrite it.
+  Padding of `tokens` writes garbage behind the end of a sequence. Nothing attends to it, and later tokens
+  overwrite it.
 
   Args:
     params: nested dict whose `layers` is a list of per-layer dicts (`unstack`), so that XLA sees each layer's
       weights and cache as arrays of their own and updates the caches in place.
-    tokens: [S,n] int, the new tokens of each chunk.
-    starts: [S] int, how many tokens of its row the cache already holds.
-    cache: list over layers of (keys [R,K,h,length], values [R,K,length,h]), or of (keys and values
-      [R,K,length,2h],) as kernels read it. Needs starts + n <= length.
-    rows: [S] int, the row of the cache of each chunk; None if chunk i belongs to row i and R = S.
-    window: static, with `rows`: only so many entries are attended to. Needs max(starts) + n <= window.
-    attention: a kernel for n = 1, see `kernels.decode_attention`: takes q [S,H,h], k, v [S,K,h], the one
-      array of a layer, the rows, `starts`; returns [S,H,h] and the array with k, v.
+    tokens: [S,n] int, the new tokens of each sequence.
+    starts: [S] int, how many of its tokens the cache already holds.
+    cache: list over layers of what `attend` takes.
+    attend: (q [S,n,H,h], k, v [S,n,K,h], the cache of a layer, starts) -> ([S,n,H,h], that cache with k, v),
+      as attention.py and kernels/paged_attention.py have it.
   Returns:
     ([S,n,D] hidden states after the final norm, updated cache).
   """
-  positions = starts[:, None] + jnp.arange(tokens.shape[1])
-  angles = rope_angles(config, positions)
-  where = jnp.arange(len(starts)) if rows is None else rows
+  angles = rope_angles(config, starts[:, None] + jnp.arange(tokens.shape[1]))
   x = params['embedding'][tokens].astype(config.dtype)
   written = []
-  for weights, layer_cache in zip(params['layers'], cache, strict=True):
-    def attend(q, k, v, layer_cache=layer_cache):
-      if attention is not None:
-        attended, updated = attention(q[:, 0], k[:, 0], v[:, 0], *layer_cache, where, starts)
-        return attended[:, None], (updated,)
-      if len(layer_cache) == 1:
-        new = (jnp.transpose(jnp.concatenate([k, v], axis=-1), (0, 2, 1, 3)),)
-      else:
-        new = jnp.transpose(k, (0, 2, 3, 1)), jnp.transpose(v, (0, 2, 1, 3))
-      updated = put_windows(layer_cache, new, starts, where)
-      visible = updated if rows is None else get_windows(updated, jnp.zeros_like(starts), rows, window)
-      return cached_attention(q, visible, positions), updated
-
-    x, updated = _block(config, weights, x, angles, attend)
-    written.append(updated)
+  for weights, layer in zip(params['layers'], cache, strict=True):
+    x, layer = _block(config, weights, x, angles, lambda q, k, v, layer=layer: attend(q, k, v, layer, starts))
+    written.append(layer)
   return rms_norm(x, params['final_norm'], config.norm_eps), written
 
 

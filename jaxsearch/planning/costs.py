@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.models.kernels import decode_attention
+from jaxsearch.models.kernels import paged_attention
 from jaxsearch.parallel.compiled import Collective, traffic
 from jaxsearch.planning import programs
 
@@ -55,8 +55,10 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
     name, params = equation.primitive.name, equation.params
     read, written = (list(map(_size, variables)) for variables in (equation.invars, equation.outvars))
     if (kernel := params.get('cost_estimate')) is not None:
-      decodes = params.get('name') == decode_attention.NAME
-      once += kernel.flops, kernel.bytes_accessed, kernel.bytes_accessed * decodes
+      once[:2] += kernel.flops, kernel.bytes_accessed
+    elif params.get('name') == paged_attention.NAME:
+      flops, moved = paged_attention.cost(*(variable.aval for variable in equation.invars))
+      once += flops, moved, moved
     elif name == 'dot_general':
       (contracted, _), _ = params['dimension_numbers']
       terms = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)

@@ -84,7 +84,7 @@ def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: pro
   for name, parts in moved.items():
     decodes = name == 'decode'
     if decodes:
-      parts = [cost.filled(work.mean_length / run.row_length) for cost in parts]
+      parts = [cost.filled(work.mean_length / run.engine.row_length) for cost in parts]
     hosts = 1 if name in programs.SAMPLING else run.hosts  # a host samples by itself
     times = [{'arithmetic': cost.flops / device.flops, 'memory': cost.bytes / device.bandwidth,
               'network': targets.network_seconds(target, hosts, cost.received)} for cost in parts]

@@ -62,7 +62,6 @@ class Run:
   programs: dict[str, Program]
   hosts: int
   engine: Engine   # of the first host
-  row_length: int  # tokens for which a row of the cache has room
   token: float     # bytes of one token in the cache of a device
 
   def resident(self, name: str) -> int:
@@ -110,13 +109,13 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   hosts = len(devices) // len(host)
   engine = setup.open_engine(config, model, TOKENIZER, meshes.make_mesh(devices=host))
   sampler, weights, cache = engine.largest_programs()
-  rows, _, row_length, _ = cache[0][0][-1].shape
+  _, pages, page, _ = cache[0][0][0].shape
   programs |= {name: Program(*program) for name, program in sampler.items()}
   # The sampler's old weights are gone then. A cast copy of all is laid out anew, by way of one copy a host.
   copies = on_device(policy) * (1 + hosts if hosts > 1 else 1)
   return Run(mesh, parameters, moments, on_device(weights), on_device(cache), copies,
-             learners.releases(config, devices[0].platform), programs, hosts, engine, row_length,
-             on_device(cache[0]) * engine.lanes / (rows * row_length))
+             learners.releases(config, devices[0].platform), programs, hosts, engine,
+             on_device(cache[0]) * engine.lanes / (pages * page))
 
 
 def score_passes(config: ml_collections.ConfigDict) -> int:

@@ -1,6 +1,6 @@
-"""The policy of a rollout on our engine: which request gets which row of the cache, and what is decoded when.
+"""The policy of a rollout on our engine: which request gets pages of the cache, and what is decoded when.
 
-A `Schedule` hands its `Generate` and `Score` requests to a `Decoding`. It gives rows to those that wait and
+A `Schedule` hands its `Generate` and `Score` requests to a `Decoding`. It gives pages to those that wait and
 prefills what is missing there (`place`), decodes a segment (`decode`), and returns what is finished.
 """
 
@@ -10,19 +10,20 @@ from typing import Any
 import numpy as np
 
 from jaxsearch.sampler.driver import Episode, Pending, Schedule
-from jaxsearch.sampler.kv_cache import Chunk, Path, idle_slots
+from jaxsearch.sampler.pages import Chunk, Path
 from jaxsearch.sampler.requests import END, LENGTH, Sampling
-from jaxsearch.sampler.segment import Slots
+from jaxsearch.sampler.segment import Slots, idle_slots
 from jaxsearch.sampler.stops import ENDED
 from jaxsearch.trees.tree import Node, Role, Stop
 
+ACTIVE = 2  # episodes under way for every slot: some wait for tools
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
 
 
 class Decoding:
   """One rollout on an `engine.Engine` with parameters; a context that leaves the engine ready for the next.
 
-  `busy`: whether any request waits for a row or is decoded, `decodes`: is decoded. `room`: whether a slot is
+  `busy`: whether any request waits for pages or is decoded, `decodes`: is decoded. `room`: whether a slot is
   idle. `key` is a JAX random key on the device.
   """
 
@@ -30,12 +31,12 @@ class Decoding:
     self.engine, self.key, self.sampling, self.schedule = engine, key, sampling, schedule
     self.length, self.deterministic = engine.length, engine.deterministic
     self.tool_patience, self.episode_deadline = engine.tool_patience, engine.episode_deadline
-    self.ready: list[Path] = []  # for a row of the cache
+    self.ready: list[Path] = []  # for pages of the cache
     # What is decoded: a number for each, at most engine.slots. What is known of them is in arrays over the
     # numbers, so that the host has nothing to do for those that go on.
     self.running: dict[int, Path] = {}
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
-    self.slots = idle_slots(engine.slots, 0)
+    self.slots = idle_slots(engine.slots)
     self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)  # generated so far
     self.logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
@@ -48,7 +49,7 @@ class Decoding:
 
   def __exit__(self, kind, *_):
     if kind is not None:
-      self.engine.forget()  # what a row holds is uncertain in the middle of a step
+      self.engine.forget()  # what pages hold is uncertain in the middle of a step
     self.engine.clear_front()
 
   @property
@@ -65,8 +66,8 @@ class Decoding:
 
   @property
   def evicted(self) -> int:
-    """Counts the rows taken from episodes that still ran."""
-    return self.engine.rows.evicted
+    """Counts the pages taken from episodes that still ran."""
+    return sum(pool.evicted for pool in self.engine.pools)
 
   @property
   def seconds_waited(self) -> float:
@@ -75,7 +76,7 @@ class Decoding:
 
   def claim(self, episode: Episode) -> bool:
     """Gives an episode a lane with an idle slot; False if no lane can take one more."""
-    room = np.where(self.active < self.engine.rows.count, self.idle, 0)
+    room = np.where(self.active < ACTIVE * self.engine.slots // self.engine.lanes, self.idle, 0)
     if room.max() <= 0:
       return False
     episode.lane = int(room.argmax())
@@ -83,9 +84,9 @@ class Decoding:
     return True
 
   def release(self, episode: Episode) -> None:
-    """Frees the rows of an episode that has ended."""
+    """Gives up the pages of an episode that has ended."""
     self.active[episode.lane] -= 1
-    self.engine.rows.release(episode.number)
+    self.engine.pools[episode.lane].release(episode.number)
 
   # Requests.
 
@@ -97,16 +98,19 @@ class Decoding:
       stop = Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE
       return self.schedule.set_reply(pending, _span(path, stop, [], []))
     self._queue(path)
+    path.most += min(request.max_tokens, room)
     path.slot = Slots(
-      rows=-1, tokens=path.tokens[-1], lengths=len(path.context), remaining=min(request.max_tokens, room),
+      tokens=path.tokens[-1], lengths=len(path.context), remaining=min(request.max_tokens, room),
       episodes=path.owner, requests=pending.episode.requests, states=engine.first_state(request.stop),
       forbidden=engine.forbidden_row(request.forbid), **vars(request.sampling(self.sampling)))
 
   def score(self, pending: Pending) -> None:
     """Puts a request in line; replies at once where the path does not fit."""
-    path = _path(pending, self.engine.tokenizer.encode(pending.request.cue) if pending.request.cue else ())
-    if len(path.tokens) > self.engine.length:
+    engine, cue = self.engine, pending.request.cue
+    path = _path(pending, engine.tokenizer.encode(cue) if cue else ())
+    if len(path.tokens) > engine.length:
       return self.schedule.set_reply(pending, [None] * len(pending.request.continuations))
+    path.most = engine.length
     self._queue(path)
 
   def _queue(self, path: Path) -> None:
@@ -117,7 +121,7 @@ class Decoding:
   # The device.
 
   def place(self) -> list[tuple[Pending, list]]:
-    """Gives waiting requests as many rows of the cache as slots are idle, and prefills what is missing.
+    """Gives pages to as many waiting requests as slots are idle, and prefills what is missing.
 
     Returns the finished scores.
     """
@@ -126,27 +130,24 @@ class Decoding:
     for path in self.ready:
       (left if room[path.lane] > 0 else waiting).append(path)
       room[path.lane] -= 1
-    while left:
-      placed = self.engine.rows.place(left)
-      if not placed:  # the only free row is one to copy from
-        break
+    pools = self.engine.pools
+    shared = lambda path: pools[path.lane].shared(path.context)  # those choose first that share most
+    while placed := [path for path in sorted(left, key=shared, reverse=True) if pools[path.lane].place(path)]:
       self._prefill(placed)
       finished += self._score([path for path in placed if path.slot is None])
       self._start([path for path in placed if path.slot is not None])
-      left = [path for path in left if path.row is None]
+      left = [path for path in left if path.pages is None]
     self.ready = left + waiting
     return finished
 
   def _prefill(self, placed: Sequence[Path]) -> None:
-    """Copies and computes what the rows of paths lack."""
+    """Copies and computes what the pages of paths lack."""
     counts, engine = self.schedule.counts, self.engine
-    copies = [(path.source, path.row, path.shared) for path in placed if path.source is not None]
-    missing = [Chunk(path.row, path.shared, path.context[path.shared:]) for path in placed]
-    engine.fork(copies)
+    missing = [Chunk(path, path.shared, path.context[path.shared:]) for path in placed]
+    engine.copy([path for path in placed if path.source is not None])
     engine.prefill(missing)
     for path in placed:
-      engine.rows.hold(path.row, path.context)
-    counts['tokens_forked'] += sum(size for *_, size in copies)
+      engine.pools[path.lane].filled(path)
     counts['tokens_reused'] += sum(path.shared for path in placed)
     counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in missing)
 
@@ -162,22 +163,21 @@ class Decoding:
           if len(path.tokens) + len(ids) <= self.engine.length:
             inputs = np.append(path.tokens[-1:], ids)[:len(ids)]
             temperature = self.sampling.temperature or 1.0
-            chunks.append(Chunk(path.row, len(path.context), inputs, ids, temperature))
+            chunks.append(Chunk(path, len(path.context), inputs, ids, temperature))
             reply[turn] = chunks[-1].logprobs
-            self.engine.rows.hold(path.row, np.append(path.context, inputs))
       self.engine.prefill(chunks)
       self.schedule.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in chunks)
     for path in paths:
-      path.row.busy = False
+      self.engine.pools[path.lane].leave(path, path.context)
       self.idle[path.lane] += 1
     return [(path.pending, reply) for path, reply in zip(paths, replies)]
 
   def _start(self, paths: Sequence[Path]) -> None:
-    """Takes paths that have their rows among those that are decoded."""
+    """Takes paths that have their pages among those that are decoded."""
     for path in paths:
       number = self.numbers.pop()
       self.running[number], self.generated[number] = path, 0
-      for array, value in zip(self.slots, path.slot._replace(rows=path.row.place)):
+      for array, value in zip(self.slots, path.slot):
         array[number] = value
 
   def decode(self) -> list[tuple[Pending, Node]]:
@@ -188,8 +188,8 @@ class Decoding:
       limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
     numbers = np.array(list(self.running))
     slots = Slots(*(array[numbers] for array in self.slots))
-    rows, enough = [path.row for path in self.running.values()], min(engine.enough, len(numbers))
-    tokens, logprobs, counts, states, capacity = engine.decode(rows, slots, self.key, enough, limit)
+    paths, enough = list(self.running.values()), min(engine.enough, len(numbers))
+    tokens, logprobs, counts, states, capacity = engine.decode(paths, slots, self.key, enough, limit)
     steps = int(counts.max())
     schedule.steps += steps
     schedule.capacity += steps * capacity
@@ -215,8 +215,7 @@ class Decoding:
     self.idle[path.lane] += 1
     path.pending.episode.counts['tokens_decoded'] += int(size)
     tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
-    self.engine.rows.hold(path.row, np.concatenate([path.tokens, tokens[:-1]]))
-    path.row.busy = False
+    self.engine.pools[path.lane].leave(path, np.concatenate([path.tokens, tokens[:-1]]))
     return path.pending, _span(path, self._stop(number, path), tokens.tolist(), logprobs.tolist())
 
   def _stop(self, number: int, path: Path) -> str:
@@ -234,7 +233,7 @@ def _path(pending: Pending, cue: Sequence[int] = ()) -> Path:
   if not len(tokens):
     name = type(pending.request).__name__
     raise ValueError(f'{name} after a path without a token: nothing predicts the first one')
-  return Path(tokens, pending.episode.number, pending.episode.lane, pending)
+  return Path(tokens, len(tokens), pending.episode.number, pending.episode.lane, pending)
 
 
 def _span(path: Path, stop: str, tokens: Sequence[int], logprobs: Sequence[float]) -> Any:

@@ -35,7 +35,7 @@ from jaxsearch.sampler.requests import Growth, NoLogprobs, Request, Sampling, To
 from jaxsearch.tools.calls import Kind, paid
 from jaxsearch.trees.tree import Stop, Tree
 
-COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'episodes', 'segments',
+COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'episodes', 'segments',
           'tool_calls', 'tool_calls_failed', 'searches_asked', 'searches_failed', 'seconds_tools',
           'seconds_waiting', 'service_calls', 'service_calls_failed', 'seconds_services',
           *(f'stop_{stop}' for stop in Stop))
@@ -105,7 +105,7 @@ class Episode:
   number: int  # with the key it decides what is sampled
   growth: Iterator
   tree: Tree
-  lane: int = 0  # of the sampler; its rows of the cache are all there
+  lane: int = 0  # of the sampler; its pages of the cache are all there
   asked: Sequence[Request] = ()
   replies: list | None = None
   several: bool = False  # whether it yielded a list
@@ -194,10 +194,10 @@ class Schedule:
     """Returns the counts of this run so far.
 
     tokens_decoded, tokens_prefilled (computed as context), tokens_reused (context that was cached),
-    tokens_forked (those of it that were copied); episodes, stop_X (those that ended with stop X); segments,
+    episodes, stop_X (those that ended with stop X); segments,
     steps, idle_share (of what the segments could have decoded); seconds_tools (inside tools, added up),
     seconds_waiting (for replies), seconds_services, seconds_host (neither in services nor waiting for the
-    device or a reply); seconds, tokens_per_second (in all); rows_evicted (from episodes that still ran).
+    device or a reply); seconds, tokens_per_second (in all); pages_evicted (from episodes that still ran).
 
     Where searches cost money, searches_paid and searches_cost: see `tools.paid`.
 
@@ -211,7 +211,7 @@ class Schedule:
     return dict(self.counts) | {
       'steps': self.steps, 'seconds': seconds, 'tokens_per_second': decoded / seconds if seconds else 0.0,
       'idle_share': 1 - decoded / self.capacity if self.capacity else 0.0,
-      'seconds_host': seconds - waited, 'rows_evicted': self.policy.evicted,
+      'seconds_host': seconds - waited, 'pages_evicted': self.policy.evicted,
       'searches_failed_share': self.counts['searches_failed'] / max(self.counts['searches_asked'], 1),
     } | paid(self.tools.search, self.paid_before) | self.last_failures  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The set-up of a sampler: sizes, layout and parameters of the policy, what may be compiled beforehand.
 
-device.py holds what every rollout runs, decoding.py decides which request gets which row of the cache, and
-when; everybody else calls `driver.rollout`. Order of use: `Engine(...)`, `load(params)` after every update of
-the policy, `compile_all()` once if nothing may compile later.
+device.py holds what every rollout runs, decoding.py decides which request gets pages of the cache, and when;
+everybody else calls `driver.rollout`. Order of use: `Engine(...)`, `load(params)` after every update of the
+policy, `compile_all()` once if nothing may compile later.
 """
 
 import dataclasses
@@ -17,12 +17,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from jaxsearch.models.architecture import DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import fuse, unstack
-from jaxsearch.models.kernels import decode_attention
+from jaxsearch.models.kernels import paged_attention
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler import kv_cache, segment
+from jaxsearch.sampler import segment
 from jaxsearch.sampler.device import FORBIDDEN, STATES, Device
-from jaxsearch.sampler.kv_cache import Chunk
+from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Page, Path
 
 
 def defaults(slots: int, platform: str) -> dict:
@@ -37,7 +37,7 @@ def defaults(slots: int, platform: str) -> dict:
 
 
 class Engine(Device):
-  """A policy that prefills, scores, forks and decodes paths of tokens on the device.
+  """A policy that prefills, scores and decodes paths of tokens on the device.
 
   Args:
     config: the decoder; its `dtype` is also that of the cache. A single CPU device computes in float32.
@@ -45,8 +45,9 @@ class Engine(Device):
       special_tokens.
     slots: paths decoded at a time. With at most a quarter left to decode in any lane, a smaller program runs.
     length: tokens a path may have, prompt, observations and answer together.
-    spare: rows of the cache beyond `slots`, for paths that wait for a tool or may be forked; `slots` by
-      default, at least 1. At most slots + spare episodes are under way.
+    pages: of the cache, PAGE tokens each, for paths in slots and for those that wait for a tool or may be
+      branched from; enough for the longest path. 0 takes what half of the slots need at full length, on a CPU
+      all of them. Paths that wait for a tool lose theirs when there are none left, and are prefilled again.
     deterministic: the schedule depends on counts of decode steps only, never on the clock.
     tool_patience: deterministic only: decode steps that slots may stay idle before the host waits for the
       oldest reply. About the time that a tool takes, counted in steps; 0 suits a search within this process.
@@ -59,17 +60,17 @@ class Engine(Device):
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
-      `slots` and `spare` are rounded up to a multiple of the lanes.
+      `slots` and `pages` are rounded up to a multiple of the lanes.
   """
 
   @memory.named('opening the sampler', memory.SAMPLER)
-  def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, spare: int | None = None,
+  def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, pages: int = 0,
                deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
                prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0):
     super().__init__(tokenizer)
-    if slots < 1 or length < 2 or (spare is not None and spare < 1):
-      raise ValueError(f'slots={slots}, length={length}, spare={spare}: need at least 1, 2 and 1')
+    if slots < 1 or length < 2:
+      raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices
@@ -86,26 +87,34 @@ class Engine(Device):
     self.lanes = devices.size // split
     per_lane = -(-slots // self.lanes)
     self.slots = per_lane * self.lanes
-    self._scratch = per_lane + (per_lane if spare is None else -(-spare // self.lanes))
     usual = defaults(self.slots, platform)
     self.segment_steps, self.enough = segment_steps or usual['segment_steps'], enough or usual['enough']
     lengths = sorted(prefill_lengths or usual['prefill_lengths'])
     most = prefill_tokens or usual['prefill_tokens']
-    self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, most)] for n in lengths}
     quarter = -(-per_lane // 4)
-    self._widths = [quarter, per_lane] if 4 <= quarter < per_lane else [per_lane]
-    self._kernel = decode_attention.platform_of(platform, config.head_dim)
-    multiple = decode_attention.PAGE if self._kernel else 64
-    row_length = -(-(length + max(self.segment_steps, *lengths)) // multiple) * multiple
+    self._kernel = paged_attention.KERNELS.get(platform)
+    if self._kernel:  # few programs, whose calls are full
+      self._counts = {n: [max(1, most // lengths[-1])] for n in lengths}
+      self._widths, multiple = [per_lane], PAGE * paged_attention.MULTIPLE
+    else:
+      self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, most)] for n in lengths}
+      self._widths, multiple = ([quarter, per_lane] if 4 <= quarter < per_lane else [per_lane]), 2 * PAGE
+    self.row_length = -(-(length + max(self.segment_steps, *lengths)) // multiple) * multiple
     sizes = [128, 256, *(size << i for i in range(24) for size in (384, 512))]  # few programs, little waste
-    self._windows = *(size for size in sizes if size < row_length), row_length
+    if self._kernel:
+      sizes = [-(-self.row_length // 4 // multiple) * multiple]
+    self._windows = *(size for size in sizes if size < self.row_length), self.row_length
+    longest = -(-length // PAGE) + 2  # with the scratch page and one to copy from
+    share = per_lane * self.row_length // PAGE // (2 if self._kernel else 1)
+    self._pages = max(-(-pages // self.lanes) or share, longest)
     shape = self.lanes, 1, split
     self._mesh = Mesh(devices.reshape(shape), meshes.MESH_AXES) if devices.size > 1 else None
     self._whole = transfer.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
-    by_heads = PartitionSpec(segment.LANES, 'tensor')
-    self._split = NamedSharding(self._mesh, by_heads) if self._mesh else self._whole
-    self._allocate = functools.partial(kv_cache.allocate, config, self.lanes * (self._scratch + 1),
-                                       row_length, together=bool(self._kernel))
+    heads, width = config.num_kv_heads, paged_attention.padded(self._kernel, config.head_dim)
+    kept = lambda *spec: NamedSharding(self._mesh, PartitionSpec(*spec)) if self._mesh else self._whole
+    pool = (heads, self.lanes * self._pages, PAGE, width)
+    self._pooled, self._split = kept('tensor', segment.LANES), kept(segment.LANES, 'tensor')
+    self._allocate = segment.allocator(config, (pool, pool), self._pooled)
     self._prepare = _prepare(config, rounding, self._mesh, self._whole)
     self._tables = segment.Tables(np.zeros((STATES, config.vocab_size), np.int16),
                                   np.zeros((FORBIDDEN, config.vocab_size), bool))
@@ -124,38 +133,46 @@ class Engine(Device):
     params = jax.eval_shape(self._prepare, given)
     params = jax.tree.map(struct, params, placed if self._mesh else jax.tree.map(lambda _: placed, params))
     width, window = self._widths[-1], self._windows[-1]
-    keep = lambda make: jax.tree.map(lambda x: struct(x, self._split), jax.eval_shape(make))
-    cache = keep(lambda: self._allocate(sharding=None))
-    front = None if self._kernel else keep(
-      lambda: kv_cache.allocate(self.config, self.lanes * width, window, None))
+    keep = lambda make, sharding: jax.tree.map(lambda x: struct(x, sharding), jax.eval_shape(make))
+    cache = keep(self._allocate, self._pooled)
+    front = None if self._kernel else keep(lambda: self._allocate_front(width, window), self._split)
     whole = lambda *arrays: jax.tree.map(lambda x: struct(x, self._whole), arrays)
     n, counts = list(self._counts.items())[-1]
-    chunk = np.zeros(self.lanes * counts[-1], np.int32)
-    tokens = np.zeros((len(chunk), n), np.int32)
+    chunk, pages = np.zeros(self.lanes * counts[-1], np.int32), window // PAGE
+    tokens, table = np.zeros((len(chunk), n), np.int32), np.zeros((len(chunk), pages), np.int32)
     uniforms = np.zeros((self.slots, self.segment_steps), np.float32)
-    numbers = whole(kv_cache.idle_slots(self.slots, 0), self._tables, uniforms, np.int32(1), np.int32(1))
+    numbers = whole(segment.idle_slots(self.slots), np.zeros((self.slots, pages), np.int32), self._tables,
+                    uniforms, np.int32(1), np.int32(1))
     return {
-      'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, chunk)),
-                  dict(window=window, mesh=self._mesh)),
+      'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),
+                  dict(mesh=self._mesh)),
       'decode': (segment.decode, (self.config, params, cache, front, *numbers),
                  dict(mesh=self._mesh, kernel=self._kernel)),
     }, params, (cache, front)
 
+  def _allocate_front(self, width: int, window: int) -> list:
+    """Returns an empty front for `width` slots a lane."""
+    heads, h, slots = self.config.num_kv_heads, self.config.head_dim, self.lanes * width
+    shapes = (slots, heads, h, window), (slots, heads, window, h)
+    return segment.allocator(self.config, shapes, self._split)()
+
   def compile_all(self, score: bool = False) -> None:
-    """Compiles every program that a rollout can need, those of `Score` requests too if `score`."""
+    """Compiles every program that a rollout without top-p and top-k can need, those of `Score` if `score`."""
+    path = lambda lane: Path(np.zeros(2, np.int32), self.length, 0, lane, numbers=np.zeros(1, np.int32),
+                             source=Page(SCRATCH))
+    self.copy([path(0)])
     for width in self._widths:
-      rows = [row for row in self.rows.rows if row.place < width]
-      for window in self._windows[:1 if self._kernel else None]:
-        slots = kv_cache.idle_slots(len(rows), self._scratch)
+      for window in self._windows[-1:] if self._kernel else self._windows:
+        paths = [path(lane) for lane in range(self.lanes) for _ in range(width)]
+        slots = segment.idle_slots(len(paths))
         slots.lengths[:] = max(window - 1 - self.segment_steps, 0)
-        self.decode(rows, slots, self.put(jax.random.key(0)), 0, 1)
-    row, token = self.rows.rows[0], np.zeros(1, np.int32)
-    self.fork([(row, row, 1)])
+        self.decode(paths, slots, self.put(jax.random.key(0)), 0, 1)
+    token = np.zeros(1, np.int32)
     for window in self._windows:
       for n, counts in self._counts.items():
         for count in counts if n <= window else ():
           for targets in (None, token) if score else (None,):
-            self._prefill([[Chunk(row, 0, token, targets)]], n, count, window)
+            self._prefill([[Chunk(path(0), 0, token, targets)]], n, count, window)
     jax.block_until_ready(self._cache)
     self.forget()
 

@@ -1,15 +1,15 @@
-"""The compiled programs of the sampler: prefill, copy (a fork, or to the front), decode a segment.
+"""The compiled programs of the sampler: prefill, copies of pages, decode a segment.
 
-Each takes the whole cache as a donated argument and returns it, so that it is updated in place. On
-accelerators a kernel decodes in the cache itself and reads what each path has. Elsewhere decoding attends to
-a front (device.py). Sizes that vary come in buckets (the window of the front, `window`, the shape of
-`tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends where the host
-must decide.
+Each takes the whole pool as a donated argument and returns it, so that it is updated in place. On
+accelerators a kernel decodes in the pages and reads what each path has. Elsewhere decoding attends to a
+front, contiguous copies of the paths (device.py). Sizes that vary come in buckets (the width of a table, the
+shape of `tokens`, `steps`), everything else is data. Nothing here talks to the host: a segment ends where the
+host must decide.
 
-With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: slots, chunks and rows of the
-cache are split over them, the parameters are the same in each, and the index of a row counts within its lane.
+With a `mesh` whose axis `data` is longer than 1 every program runs in lanes: slots, chunks and pages are
+split over them, the parameters are the same in each, and the number of a page counts within its lane.
 
-Letters: S slots (rows decoded together), P chunks of a prefill, n tokens of a chunk, V vocabulary.
+Letters: S slots (paths decoded together), P chunks of a prefill, n tokens of a chunk, V vocabulary.
 """
 
 import functools
@@ -17,22 +17,24 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxsearch.models.architecture import DecoderConfig
-from jaxsearch.models.attention import get_windows, put_windows
-from jaxsearch.models.decoder import forward_cached as forward
-from jaxsearch.models.decoder import logits
-from jaxsearch.models.kernels.decode_attention import decode_attention
+from jaxsearch.models.attention import append, attend_to_front, attend_to_pages, read_front, read_pages
+from jaxsearch.models.decoder import forward_cached, logits
+from jaxsearch.models.kernels import paged_attention
 from jaxsearch.models.vocabulary import target_logprobs
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 LANES = 'data'
+POOL = PartitionSpec(None, LANES)  # [K,N,page,h]
+SLOT = PartitionSpec(LANES)
+SAME = PartitionSpec()
 
 
 class Slots(NamedTuple):
   """Describes slots to a segment, each [S], or one slot, each a scalar; by default an idle one."""
-  rows: jax.Array  # int32, row of the cache; the scratch row if idle
   tokens: jax.Array = 0  # int32, the last token of the path; its keys and values are not in the cache yet
   lengths: jax.Array = 0  # int32, tokens before it, all cached
   remaining: jax.Array = 0  # int32, tokens it may still generate
@@ -51,54 +53,78 @@ class Tables(NamedTuple):
   forbidden: jax.Array  # [sets, V] bool
 
 
+def idle_slots(count: int) -> Slots:
+  """Returns idle slots [count] on the host."""
+  return Slots(*(np.full(count, value, np.float32 if isinstance(value, float) else np.int32)
+                 for value in Slots()))
+
+
 def has_lanes(mesh: Mesh | None) -> bool:
   """Tells whether programs run in several lanes."""
   return mesh is not None and mesh.shape[LANES] > 1
 
 
-def in_lanes(mesh: Mesh | None, program, shared: tuple, split: tuple):
-  """Runs program(*shared, *split) in every lane; `split` and results are split along their first axes."""
+def in_lanes(mesh: Mesh | None, program, given: tuple, results, *arguments):
+  """Runs `program` in every lane; arguments and results are split as the specs `given` and `results` say."""
   if not has_lanes(mesh):
-    return program(*shared, *split)
-  specs = (PartitionSpec(),) * len(shared) + (PartitionSpec(LANES),) * len(split)
-  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, in_specs=specs,
-                       out_specs=PartitionSpec(LANES))(*shared, *split)
+    return program(*arguments)
+  return jax.shard_map(program, mesh=mesh, axis_names={LANES}, check_vma=False, in_specs=given,
+                       out_specs=results)(*arguments)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'window', 'mesh'), donate_argnames='cache')
-def prefill(config: DecoderConfig, params, cache, tokens, starts, rows, targets=None, temperature=None, *,
-            window: int, mesh: Mesh | None = None):
-  """Caches the tokens [P,n] of chunks that begin after `starts` [P] tokens of `rows` [P].
+@functools.cache
+def allocator(config: DecoderConfig, shapes: tuple, sharding):
+  """Compiles a program that returns zeros, a list over layers of arrays of these shapes.
+
+  A program, so that it may run where transfers are forbidden.
+  """
+  layer = lambda: tuple(jnp.zeros(shape, config.dtype) for shape in shapes)
+  return jax.jit(lambda: [layer() for _ in range(config.num_layers)], out_shardings=sharding)
+
+
+@functools.partial(jax.jit, static_argnames=('config', 'mesh'), donate_argnames='pool')
+def prefill(config: DecoderConfig, params, pool, tokens, starts, table, targets=None, temperature=None, *,
+            mesh: Mesh | None = None):
+  """Caches the tokens [P,n] of chunks behind the first `starts` [P] tokens in the pages of table [P,pages].
 
   Returns:
-    (cache, log-probabilities [P,n] of `targets` [P,n] under softmax(logits / temperature), each predicted by
+    (pool, log-probabilities [P,n] of `targets` [P,n] under softmax(logits / temperature), each predicted by
     the token at its place; None without targets)
   """
-  def program(params, temperature, cache, tokens, starts, rows, targets):
-    hidden, cache = forward(config, params, tokens, starts, cache, rows, window)
+  def program(params, temperature, pool, tokens, starts, table, targets):
+    attend = functools.partial(attend_to_pages, table=table)
+    hidden, pool = forward_cached(config, params, tokens, starts, pool, attend)
     if targets is None:
-      return cache, None
-    return cache, target_logprobs(params, hidden, targets, temperature=temperature)[0]
+      return pool, None
+    return pool, target_logprobs(params, hidden, targets, temperature=temperature)[0]
 
-  return in_lanes(mesh, program, (params, temperature), (cache, tokens, starts, rows, targets))
+  return in_lanes(mesh, program, (SAME, SAME, POOL, SLOT, SLOT, SLOT, SLOT), (POOL, SLOT),
+                  params, temperature, pool, tokens, starts, table, targets)
 
 
-@functools.partial(jax.jit, static_argnames=('window', 'mesh'), donate_argnames='to')
-def copy(to, given, sources, targets, starts, count, *, window: int, mesh: Mesh | None = None):
-  """Copies `window` entries from starts[i] on of rows sources[i] of `given` to rows targets[i] of `to`.
+@functools.partial(jax.jit, static_argnames='mesh', donate_argnames='pool')
+def copy(pool, sources, targets, *, mesh: Mesh | None = None):
+  """Copies pages; sources, targets: [S] numbers."""
+  def program(pool, sources, targets):
+    return [tuple(part.at[:, targets].set(part[:, sources]) for part in layer) for layer in pool]
 
-  One i < count after the other. `given` None is `to` itself: a fork. `count` is [1] in each lane. Returns
-  `to`. Needs starts + window <= length of both.
-  """
-  def program(to, given, sources, targets, starts, count):
-    def copy_one(i, to):
-      source, target, start = sources[i][None], targets[i][None], starts[i][None]
-      return [put_windows(layer, get_windows(rows, start, source, window), start, target)
-              for layer, rows in zip(to, given or to, strict=True)]
+  return in_lanes(mesh, program, (POOL, SLOT, SLOT), POOL, pool, sources, targets)
 
-    return jax.lax.fori_loop(0, count[0], copy_one, to)
 
-  return in_lanes(mesh, program, (), (to, given, sources, targets, starts, count))
+@functools.partial(jax.jit, static_argnames='mesh', donate_argnames='front')
+def fill(front, pool, seats, tables, count, *, mesh: Mesh | None = None):
+  """Copies the pages of tables[i] [window/page] to seats[i] of the front, for i < count; `count` is [1]."""
+  def program(front, pool, seats, tables, count):
+    def one_seat(i, front):
+      def put(part, row):
+        return jax.lax.dynamic_update_slice(part, row.astype(part.dtype), (seats[i], 0, 0, 0))
+
+      return [tuple(map(put, seated, read_pages(layer, tables[i][None], seated[0].shape[2])))
+              for seated, layer in zip(front, pool, strict=True)]
+
+    return jax.lax.fori_loop(0, count[0], one_seat, front)
+
+  return in_lanes(mesh, program, (SLOT, POOL, SLOT, SLOT, SLOT), SLOT, front, pool, seats, tables, count)
 
 
 @functools.partial(jax.jit, static_argnames='steps')
@@ -115,32 +141,34 @@ def draws(key, episodes, requests, lengths, *, steps: int):
   return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel'), donate_argnames=('cache', 'front'))
-def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Tables, uniforms, enough, limit,
-           *, mesh: Mesh | None = None, kernel: str | None = None):
+@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel', 'truncates'),
+                   donate_argnames=('pool', 'front'))
+def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tables: Tables, uniforms, enough,
+           limit, *, mesh: Mesh | None = None, kernel: str | None = None, truncates: bool = False):
   """Samples up to `steps` tokens in every slot that has any remaining.
 
-  New entries are written to the front at every step and to the cache once at the end; by a kernel, to the
-  cache at every step. Lanes step together: on some platforms no device may loop more often than another.
+  New entries are written to the front at every step and to the pool once at the end; by a kernel, to the pool
+  at every step. Lanes step together: on some platforms no device may loop more often than another.
 
   Args:
     front: list over layers of (keys [S,K,h,window], values [S,K,window,h]); holds `slots.lengths` entries of
-      each path. The window, or with a kernel the length of a row, is at least max(slots.lengths) + steps + 1,
-      so that a slot that has stopped writes behind its tokens. None with a kernel.
-    kernel: the platform whose kernel attends, see `kernels.decode_attention`. Needs a cache with keys and
-      values together.
+      each path. The window is at least max(slots.lengths) + steps + 1, so that a slot that has stopped writes
+      behind its tokens. None with a kernel.
+    table: [S,pages] int32, the pages of each slot; with a front those of the window.
+    kernel: the platform whose kernel attends, see kernels/paged_attention.py.
     uniforms: [S,steps], from `draws`.
     enough, limit: int32 scalars; the segment ends once `enough` slots have finished, or all, or after `limit`
       steps.
+    truncates: whether any slot has top_k or top_p.
   Returns:
-    (cache, front, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated,
+    (pool, front, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated,
     states [S] int32)
   """
-  attention = functools.partial(decode_attention, platform=kernel, mesh=mesh) if kernel else None
-
-  def program(params, tables, enough, limit, cache, front, slots, uniforms):
+  def program(params, tables, enough, limit, pool, front, slots, table, uniforms):
     S, steps = uniforms.shape
     started, forbidden = slots.remaining > 0, tables.forbidden[slots.forbidden]
+    attend = attend_to_front if kernel is None else functools.partial(
+      paged_attention.attend, table=table, platform=kernel, mesh=mesh)
 
     def unfinished(step, active):
       counts = jnp.stack([jnp.sum(active), jnp.sum(started & ~active)])
@@ -149,9 +177,8 @@ def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Ta
 
     def one_token(state):
       _, step, last, counts, active, states, held, tokens, logprobs = state
-      hidden, held = forward(config, params, last[:, None], slots.lengths + counts, held,
-                             slots.rows if kernel else None, attention=attention)
-      chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden)
+      hidden, held = forward_cached(config, params, last[:, None], slots.lengths + counts, held, attend)
+      chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden, truncates)
       last = jnp.where(active, chosen, last)
       tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
       logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, step))
@@ -162,26 +189,29 @@ def decode(config: DecoderConfig, params, cache, front, slots: Slots, tables: Ta
 
     zeros = lambda dtype, *shape: jnp.zeros(shape, dtype)
     state = (unfinished(0, started), jnp.int32(0), slots.tokens, zeros(jnp.int32, S), started, slots.states,
-             cache if kernel else front, zeros(jnp.int32, S, steps), zeros(jnp.float32, S, steps))
-    state = jax.lax.while_loop(lambda state: state[0], one_token, state)
-    _, _, _, counts, _, states, held, tokens, logprobs = state
+             pool if kernel else front, zeros(jnp.int32, S, steps), zeros(jnp.float32, S, steps))
+    _, _, _, counts, _, states, held, tokens, logprobs = jax.lax.while_loop(
+      lambda state: state[0], one_token, state)
+    results = tokens, logprobs, counts, states
     if kernel:
-      return held, None, tokens, logprobs, counts, states
-    new = [get_windows(path, slots.lengths, jnp.arange(S), steps) for path in held]
-    cache = [put_windows(layer, windows, slots.lengths, slots.rows)
-             for layer, windows in zip(cache, new, strict=True)]
-    return cache, held, tokens, logprobs, counts, states
+      return held, None, *results
+    pool = [append(layer, *read_front(seated, slots.lengths, steps), slots.lengths, table)
+            for layer, seated in zip(pool, held, strict=True)]
+    return pool, held, *results
 
-  return in_lanes(mesh, program, (params, tables, enough, limit), (cache, front, slots, uniforms))
+  return in_lanes(mesh, program, (SAME, SAME, SAME, SAME, POOL, SLOT, SLOT, SLOT, SLOT),
+                  (POOL, SLOT, SLOT, SLOT, SLOT, SLOT),
+                  params, tables, enough, limit, pool, front, slots, table, uniforms)
 
 
-def sample(scores, uniform, slots: Slots, forbidden):
+def sample(scores, uniform, slots: Slots, forbidden, truncates: bool = True):
   """Draws one token a slot by inverting the distribution function, from one uniform number each.
 
   Args:
     scores: [S,V] float32 logits.
     uniform: [S] in [0, 1).
     forbidden: [S,V] bool.
+    truncates: whether any slot has top_k or top_p.
   Returns:
     (tokens [S] int32, logprobs [S] float32). The log-probability is that of the distribution that was sampled
     from: softmax(scores / temperature) without the forbidden tokens, restricted to top_k, then to top_p of
@@ -190,9 +220,9 @@ def sample(scores, uniform, slots: Slots, forbidden):
   """
   greedy = slots.temperature <= 0
   scores = jnp.where(forbidden, -jnp.inf, scores) / jnp.where(greedy, 1, slots.temperature)[:, None]
-  truncated = ~greedy & ((slots.top_k > 0) | (slots.top_p < 1))
-  scores = jax.lax.cond(jnp.any(truncated), lambda s: truncate(s, slots.top_k, slots.top_p, truncated),
-                        lambda s: s, scores)
+  if truncates:
+    truncated = ~greedy & ((slots.top_k > 0) | (slots.top_p < 1))
+    scores = truncate(scores, slots.top_k, slots.top_p, truncated)
   peak = jnp.max(scores, axis=-1)
   mass = jnp.exp(scores - peak[:, None])
   normaliser = peak + jnp.log(jnp.sum(mass, axis=-1))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from jaxsearch.models.kernels import decode_attention
+from jaxsearch.models.kernels import paged_attention
 from jaxsearch.planning import costs
 
 DOT = 2 * 8 * 8 * 8  # FLOPs of the product of two 8 x 8 matrices
@@ -65,11 +65,13 @@ def test_kernels_count_as_they_estimate():
 @pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 def test_a_decode_step_moves_what_its_kernel_says(platform):
   """The part that follows the lengths of the slots is counted for full rows, and apart."""
-  S, K, G, h, T, R = 64, 2, 4, 64, 2048, 129
+  S, K, G, h, P = 64, 2, 4, 128, 64
   struct = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype)
-  attend = functools.partial(decode_attention.decode_attention, platform=platform)
-  new, slots = struct(S, K, h), struct(S, dtype=jnp.int32)
-  once, each = count(attend, struct(S, K * G, h), new, new, struct(R, K, T, 2 * h), slots, slots)
+  attend = functools.partial(paged_attention.attend, platform=platform)
+  new, part = struct(S, 1, K, h), struct(K, 999, 32, h)
+  once, each = count(attend, struct(S, 1, K * G, h), new, new, (part, part), struct(S, dtype=jnp.int32),
+                     struct(S, P, dtype=jnp.int32))
+  T = P * 32
   cache = S * K * T * 2 * h * 2
   assert once[0] == 4 * S * K * G * T * h and not any(each)
   assert cache < once[2] <= once[1] < 1.05 * cache

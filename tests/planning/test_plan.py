@@ -56,8 +56,8 @@ def test_a_small_plan(config, target):
   assert resident['parameters'] == pytest.approx(parameters() * 4 * (1 / 4 + 1 / 4), rel=0.02)
   assert resident['weights'] == pytest.approx(parameters() * 4 / 2, rel=0.02)
   assert resident['moments'] == pytest.approx(parameters() * 8 / 4, rel=0.02)
-  # Slots, spare rows and a scratch row a lane, and the slots again as they are decoded; tokens, rounded up.
-  rows, length = 2 * (4 + 4 + 1 + 4) / 2, 192
+  # The slots in pages, and again as they are decoded; tokens, rounded up.
+  rows, length = 4 + 4, 192
   assert resident['cache'] == 3 * 2 * rows * 1 * 32 * length * 4
   assert update['memory']['gradients'] == pytest.approx(parameters() * 4 / 4, rel=0.02)
   assert update['memory']['resident'] == sum(resident.values())
@@ -174,8 +174,8 @@ def test_the_search_finds_the_largest_values(config, target, monkeypatch):
     target.device, memory=int((run.resident('decode') + 41.5e6) / plan.POOL)))
   found = plan.search(config, target, say=lambda _: None)
   assert found['train.micro_rows'] == 40
-  a_row = run.cache / (3 * 8 + 2)  # a slot has one in the cache, a spare one, and one as it is decoded
-  assert found['sampler.slots'] == int((41.5e6 + 8 * 3 * a_row) / (1e6 + 3 * a_row)) // 2 * 2
+  a_slot = run.cache / 8
+  assert found['sampler.slots'] == int((41.5e6 + run.cache) / (1e6 + a_slot)) // 2 * 2
 
 
 @pytest.mark.parametrize('name, kinds', [
@@ -253,7 +253,7 @@ def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, mon
   assert run.token == token and run.weights == pytest.approx(parameters(model), rel=0.02)
   assert found['decode_traffic'] == pytest.approx(decode['each']['bytes'] / (run.weights + live))
   assert 1 < found['decode_traffic'] <= 1.2
-  for one, share in ((decode, 0.1), (found['programs']['prefill'], 0.5)):  # scores, but no copy of the cache
+  for one, share in ((decode, 0.1), (found['programs']['prefill'], 2.5)):  # scores, but no copy of the cache
     assert one['memory']['total'] - sum(found['resident'].values()) < share * run.cache
 
 

@@ -62,10 +62,10 @@ def params(config):
 @pytest.fixture(scope='session')
 def make_engine(config, tokenizer, params):
   """make_engine(slots=…, …) -> an engine with parameters and a search back end. Compiling is what takes time here: tests
-  should keep to one length and to six rows, slots and spare together."""
+  should keep to one length and to three slots."""
   def make(**settings):
     load = settings.pop('params', params)
-    defaults = dict(slots=3, spare=3, length=176, prefill_lengths=(16, 64), prefill_tokens=64, segment_steps=16,
+    defaults = dict(slots=3, length=176, prefill_lengths=(16, 64), prefill_tokens=64, segment_steps=16,
                     search=OnePassage(), topk=1, max_observation=64, answer_reserve=8)
     engine = Equipped(settings.pop('config', config), settings.pop('tokenizer', tokenizer), **defaults | settings)
     engine.load(load)

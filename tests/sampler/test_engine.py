@@ -69,8 +69,8 @@ def test_greedy_equals_full_recomputation(make_engine, next_logprobs, tokenizer)
 
 def test_rows_depend_neither_on_batch_mates_nor_on_refill_order(make_engine):
   prompts = PROMPTS * 3
-  few, _ = run(make_engine(slots=2, spare=4), chains(prompts))
-  many, _ = run(make_engine(slots=5, spare=1, enough=1), chains(prompts))
+  few, _ = run(make_engine(slots=2), chains(prompts))
+  many, _ = run(make_engine(slots=5, enough=1), chains(prompts))
   assert tokens_of(few) == tokens_of(many)
   other_mates, _ = run(make_engine(enough=2), chains(prompts[:4] + ['something else'] * 4))
   assert tokens_of(other_mates)[:4] == tokens_of(few)[:4]
@@ -148,7 +148,7 @@ def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs,
   size = {text: len(tokenizer.encode(text)) for text in (prompt, *PROMPTS)}
   # each extension begins with the token sampled last; a rewind does not even need the last one of the prompt again
   assert metrics['tokens_prefilled'] == (size[prompt] - 1) + size[PROMPTS[1]] + (size[PROMPTS[0]] - 1)
-  assert metrics['tokens_forked'] >= 2 * (size[prompt] - 1)
+  assert metrics['tokens_reused'] >= 2 * (size[prompt] - 1)
   siblings = trees[0].nodes(Role.PROMPT)[0].children[:3]
   assert len({tuple(node.tokens[:6]) for node in siblings}) == 3     # drawn independently of each other
 
@@ -178,7 +178,7 @@ def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_e
   with jax.transfer_guard('disallow'):
     metrics = engine.run([(grow(tree), tree) for grow, tree in zip(growths, trees)], key)
   assert len(compiled) == 1
-  assert metrics['tokens_forked'] > 0 and metrics['tokens_decoded'] > 100 and metrics['tool_calls'] == 18
+  assert metrics['tokens_reused'] > 0 and metrics['tokens_decoded'] > 100 and metrics['tool_calls'] == 18
 
 
 class SlowSearch:
@@ -211,7 +211,7 @@ def test_tools_work_while_other_slots_decode(make_engine):
   seconds = {}
   for deterministic in (True, False):
     for delay in (0.0, 0.2):
-      engine = make_engine(slots=2, spare=4, tool_patience=32, deterministic=deterministic)
+      engine = make_engine(slots=2, tool_patience=32, deterministic=deterministic)
       busy = engine.decode
 
       def decode(*args, busy=busy):     # a policy that takes its time, so that the test does not depend on the machine

@@ -15,7 +15,7 @@ from jaxsearch.trees.tree import Role, Tree
 from tests.sampler.test_engine import PROMPTS, chains, run, tokens_of
 
 pytestmark = pytest.mark.skipif(jax.device_count() < 8, reason='needs eight devices')
-LANES = dict(slots=8, spare=8, prefill_lengths=(16,))  # few programs
+LANES = dict(slots=8, prefill_lengths=(16,))  # few programs
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +52,7 @@ def test_tokens_are_those_of_one_device(engine, make_engine):
 def test_siblings_compute_their_prefix_once(engine):
   (tree,), metrics = run(engine, [siblings])
   prefix = len(tree.nodes(Role.PROMPT)[0].tokens)
-  assert metrics['tokens_forked'] >= prefix - 1 and metrics['tokens_reused'] >= 3 * (prefix - 1)
+  assert metrics['tokens_reused'] >= 3 * (prefix - 1)
   assert metrics['tokens_prefilled'] < 2 * (prefix - 1)
 
 
@@ -65,8 +65,8 @@ def test_a_lane_has_the_devices_that_it_is_given(config, split, heads, tensor, l
 
 def test_slots_are_rounded_up_to_the_lanes(make_engine, split):
   mesh, params = split
-  engine = make_engine(mesh=mesh, params=params, slots=3, spare=1)
-  assert engine.slots == 4 and engine.rows.count == 2
+  engine = make_engine(mesh=mesh, params=params, slots=3)
+  assert engine.slots == 4 and len(engine.pools) == 4
 
 
 def test_nothing_compiles_after_compile_all(engine, compiled):

@@ -10,7 +10,7 @@ from jaxsearch.sampler import segment
 
 def slots(count, temperature=1.0, top_p=1.0, top_k=0):
   zeros = jnp.zeros(count, jnp.int32)
-  return segment.Slots(*[zeros] * 6, temperature=jnp.full(count, temperature), top_p=jnp.full(count, top_p),
+  return segment.Slots(*[zeros] * 5, temperature=jnp.full(count, temperature), top_p=jnp.full(count, top_p),
                        top_k=jnp.full(count, top_k), states=zeros, forbidden=zeros)
 
 

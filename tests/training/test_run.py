@@ -33,7 +33,7 @@ SEED = int(os.environ.get('JAXSEARCH_KILL_SEED', '0'))
 TIMES = ('seconds', 'tokens_per_second', 'compilations', 'resident_mib', 'goodput',
          'tokens_per_second_rollout', 'tokens_per_second_update')  # what may differ between runs
 # What it took to grow the trees of a step.
-COSTS = ('segments', 'steps', 'idle_share', 'tokens_prefilled', 'tokens_reused', 'tokens_forked', 'rows_evicted')
+COSTS = ('segments', 'steps', 'idle_share', 'tokens_prefilled', 'tokens_reused', 'pages_evicted')
 
 
 @pytest.fixture(scope='module')
