@@ -48,8 +48,9 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
   try:
     jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT, coordinator_bind_address=address)
   except (RuntimeError, ValueError) as error:
-    raise ValueError(f'distributed.enabled=True: multi-host start-up with {given} failed; process 0 listens '
-                     f'there alone, or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
+    tried = ', '.join(f'{name}={value!r}' for name, value in given.items()) or 'what the environment says'
+    raise ValueError(f'distributed.enabled=True: multi-host start-up with {tried} failed; process 0 listens '
+                     f'at the coordinator or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
   compiler._compile_and_write_cache = functools.partial(_compile_and_write, compiler._compile_and_write_cache)
 
 
