@@ -68,7 +68,8 @@ class Pool:
   def forget(self) -> None:
     """Drops all that is cached, as after a change of the parameters."""
     self.root = Page(SCRATCH)
-    self.free = list(range(self.count))[:SCRATCH:-1]
+    self.free: list[int] = []  # given back
+    self.unused = SCRATCH + 1  # the first page that nobody has had yet
     self.used = 0  # pages with users
     self.idle: collections.OrderedDict[int, Page] = collections.OrderedDict()  # neither users nor children
     self.ends: dict[int, list[Page]] = {}  # of the paths of episodes under way
@@ -156,6 +157,9 @@ class Pool:
 
   def _new(self, owner: int) -> Page:
     """Returns a page with a user; takes it from what is idle if none is free."""
+    if not self.free and self.unused < self.count:
+      self.free.append(self.unused)
+      self.unused += 1
     if not self.free:
       number, page = self.idle.popitem(last=False)
       parent = page.parent
