@@ -168,7 +168,7 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
         load(config)
   config.model = str(folders[0])
   (folders[0] / 'jaxsearch.json').unlink()
-  with pytest.raises(FileNotFoundError, match='adapter.safetensors without jaxsearch.json'):
+  with pytest.raises(FileNotFoundError, match='jaxsearch.json: missing'):
     agents.load_policy(config, str(folders[1]))
 
 
