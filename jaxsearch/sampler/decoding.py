@@ -110,7 +110,9 @@ class Decoding:
     path = _path(pending, engine.tokenizer.encode(cue) if cue else ())
     if len(path.tokens) > engine.length:
       return self.schedule.set_reply(pending, [None] * len(pending.request.continuations))
-    path.most = engine.length
+    encode = lambda given: engine.tokenizer.encode(given) if isinstance(given, str) else given
+    path.targets = [np.asarray(encode(given), np.int32) for given in pending.request.continuations]
+    path.most = min(path.most + max(map(len, path.targets), default=0), engine.length)
     self._queue(path)
 
   def _queue(self, path: Path) -> None:
@@ -153,18 +155,15 @@ class Decoding:
 
   def _score(self, paths: Sequence[Path]) -> list[tuple[Pending, list]]:
     """Scores the first continuation of each request together, then the second, and so on."""
-    replies = [[None] * len(path.pending.request.continuations) for path in paths]
+    replies = [[None] * len(path.targets) for path in paths]
     for turn in range(max(map(len, replies), default=0)):
       chunks = []
       for path, reply in zip(paths, replies):
-        if turn < len(reply):
-          given = path.pending.request.continuations[turn]
-          ids = np.asarray(self.engine.tokenizer.encode(given) if isinstance(given, str) else given, np.int32)
-          if len(path.tokens) + len(ids) <= self.engine.length:
-            inputs = np.append(path.tokens[-1:], ids)[:len(ids)]
-            temperature = self.sampling.temperature or 1.0
-            chunks.append(Chunk(path, len(path.context), inputs, ids, temperature))
-            reply[turn] = chunks[-1].logprobs
+        ids = path.targets[turn] if turn < len(reply) else None
+        if ids is not None and len(path.tokens) + len(ids) <= self.engine.length:
+          inputs = np.append(path.tokens[-1:], ids)[:len(ids)]
+          chunks.append(Chunk(path, len(path.context), inputs, ids, self.sampling.temperature or 1.0))
+          reply[turn] = chunks[-1].logprobs
       self.engine.prefill(chunks)
       self.schedule.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in chunks)
     for path in paths:

@@ -46,6 +46,7 @@ class Path:
   lane: int = 0
   pending: Any = None  # the request
   slot: Any = None  # of a span: what its first segment knows of it
+  targets: Sequence[np.ndarray] = ()  # of a score: the tokens of its continuations
   pages: list[Page] | None = None
   numbers: np.ndarray | None = None  # of its pages
   shared: int = 0

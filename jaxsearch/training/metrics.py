@@ -1,4 +1,4 @@
-"""What a step reports: figures of its trees and updates, alarms, and where rows of them go.
+"""Reports a step: figures of its trees and updates, alarms, and rows of them in files and on the terminal.
 
 `summary` sums up the trees over all processes, `mean_of` the updates, `Clock` the time. `watch` looks for
 collapse. `open_log` writes rows to JSON lines, TensorBoard and trackers, `step_lines` shows them.
