@@ -99,6 +99,8 @@ def get_config():
   )
   for backend in tools.declared().values():
     config.search.update(backend.fields)  # of back ends that are not shipped
+  config.tools = ()                  # that an instruct model may call: 'search', 'open' (a document), 'find'
+                                     # (words in it), 'python', 'finish'; (): the tags of the method
   config.python = config_dict.create(  # the sandbox, for methods whose tool is code (CARL)
     seconds=2.0,                     # compute time of a program
     memory=64,                       # MiB of a program

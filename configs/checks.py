@@ -47,6 +47,8 @@ FIELDS = {
   'search.writer_temperature': '>= 0',
   'search.price': '>= 0',
 
+  'tools': tuple(tools.TOOLS),
+
   # Bounded, since a checkpoint may say them.
   'python.seconds': '> 0 and <= 600',
   'python.memory': '>= 1 and <= 16384',

@@ -35,7 +35,7 @@ from jaxsearch.sampler.assistants import Assistant, Scorer, first_requests
 from jaxsearch.sampler.driver import Agent, Grow
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
-from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend
+from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend, find_tool
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
 
@@ -282,7 +282,7 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
     search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
     services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
     workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
-    words=config.search.words)
+    words=config.search.words, offered={name: find_tool(name) for name in config.tools})
 
 
 def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,

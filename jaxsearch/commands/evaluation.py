@@ -149,7 +149,8 @@ def _finish(flags, result: dict, shown: dict) -> None:
 
 # Fields that decide what an evaluation finds, and those among them that flags take the place of.
 ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right',
-             'data', 'search', 'python', 'sampler', 'reader', 'classifier', 'model', 'optim.master_weights')
+             'data', 'search', 'tools', 'python', 'sampler', 'reader', 'classifier', 'model',
+             'optim.master_weights')
 REPLACED = {'eval.number', 'eval.temperatures', 'data.questions', 'sampler.temperature', 'sampler.top_p',
             'sampler.top_k'}
 

@@ -1,7 +1,7 @@
 """Tools of a policy: search back ends, a Python sandbox, and clients and servers over HTTP.
 
-A search back end is a file of this room, listed in BACKENDS, whose `BACKEND` says everything of it; the rest
-of the house knows none by name.
+A search back end is a file of this room, listed in BACKENDS, whose `BACKEND` says everything of it; a tool
+that the policy calls by name is one listed in TOOLS, see tool.py. The rest of the house knows none by name.
 """
 
 import dataclasses
@@ -14,6 +14,8 @@ from jaxsearch.data.corpus import Document
 
 BACKENDS = {  # name -> module
   'bm25': 'bm25', 'index': 'index', 'http': 'search_http', 'web': 'search_web', 'simulated': 'simulated'}
+TOOLS = {'search': 'search_passages', 'open': 'open_document', 'find': 'find_in_document',
+         'python': 'run_python', 'finish': 'finish'}
 
 
 class SearchBackend(Protocol):
@@ -22,6 +24,7 @@ class SearchBackend(Protocol):
     for_call(question, *call): a back end for one tool call, named by numbers;
     paid, price: credits paid so far, and what one costs;
     corpus_hash: of its passages;
+    open(name): the whole documents with an id, else with a title;
     threads: searches that a server should run at a time.
   """
 
@@ -58,6 +61,11 @@ class Backend:
 def find_backend(name: str) -> Backend:
   """Returns the declaration of a back end by its name in BACKENDS."""
   return importlib.import_module(f'{__name__}.{BACKENDS[name]}').BACKEND
+
+
+def find_tool(name: str) -> Any:
+  """Returns the declaration of a tool, a `tool.Tool`, by its name in TOOLS."""
+  return importlib.import_module(f'{__name__}.{TOOLS[name]}').TOOL
 
 
 def declared() -> dict[str, Backend]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxsearch.data.corpus import Document, indexed, words
 from jaxsearch.tools import Backend, sparse
+from jaxsearch.tools.names import Names, named
 from jaxsearch.tools.sparse import K1, NOTHING, B, Ranking
 
 
@@ -45,6 +46,14 @@ class BM25:
     """
     return [[dataclasses.replace(self._passages[number], score=float(score))
              for number, score in zip(*self._rank(query, topk))] for query in queries]
+
+  def open(self, name: str) -> list[Document]:
+    """Returns the passage with this id, else those with this title."""
+    return named(name, [self._passages[number] for number in self._names.find(name)])
+
+  @functools.cached_property
+  def _names(self) -> Names:
+    return Names((passage.id, passage.title) for passage in self._passages)
 
 
 def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:

@@ -72,6 +72,7 @@ class Tools:
     answer_reserve: tokens that an observation leaves free for an answer.
     words: of a passage that a search shows, the first; 0 is all.
     searches: of one call: the error of each search in it, or None.
+    offered: the tools that the policy may call by name, see tool.py.
   """
   search: Any = None
   topk: int = 3
@@ -83,6 +84,7 @@ class Tools:
   answer_reserve: int = 32
   words: int = 0
   searches: list[Exception | None] = dataclasses.field(default_factory=list)
+  offered: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def for_call(self, question: Question | None, number: int, call: int,
                searches: list[Exception | None]) -> 'Tools':
@@ -97,9 +99,7 @@ class Tools:
     """Searches, in the passages of the question's own source where the back end has them apart; counts it."""
     self.searches.append(TimeoutError('no reply to a search'))  # until there is one
     try:
-      of_source = getattr(self.search, 'of', None)
-      search = of_source(node.tree.question.metadata.get('source')) if of_source else self.search
-      results = search.search([query], self.topk if topk is None else topk)
+      results = self._back_end(node).search([query], self.topk if topk is None else topk)
       if not (isinstance(results, list) and len(results) == 1 and is_documents(results[0])):
         raise MalformedReply('malformed reply of the search back end')
     except Exception as error:
@@ -107,6 +107,17 @@ class Tools:
       raise
     self.searches[-1] = None
     return results[0]
+
+  def open(self, node: Node, name: str) -> list[Document]:
+    """Returns the whole documents with this id, else with this title; LookupError where none are opened."""
+    back_end = self._back_end(node)
+    if not hasattr(back_end, 'open'):
+      raise LookupError('the search of this run opens no documents: take bm25 or index')
+    return back_end.open(name)
+
+  def _back_end(self, node: Node) -> Any:
+    of_source = getattr(self.search, 'of', None)
+    return of_source(node.tree.question.metadata.get('source')) if of_source else self.search
 
 
 class Request:

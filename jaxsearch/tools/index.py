@@ -3,10 +3,13 @@
 Where the index has both parts, their scores are added.
 """
 
+import functools
 import itertools
 import json
 import os
 import pathlib
+import re
+import threading
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -16,6 +19,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.tools import Backend, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
+from jaxsearch.tools.names import Names, named
 from jaxsearch.tools.sparse import NOTHING, Ranking
 
 FORMAT = 3       # of the files
@@ -66,11 +70,15 @@ def read_manifest(folder: str | os.PathLike, half_built: bool = False) -> dict:
   return manifest
 
 
+_HEAD = re.compile(rb'\["(?:[^"\\]|\\.)*", "(?:[^"\\]|\\.)*"')  # id and title in a line of passages.jsonl
+
+
 class Passages:
   """The passages of an index by number, read from disk; several threads may read."""
 
   def __init__(self, folder: pathlib.Path):
     self._file, self._ends = open(folder / 'passages.jsonl', 'rb'), sparse.mapped(folder / 'ends.int64')
+    self._lock = threading.Lock()  # the names are read once
 
   def __len__(self) -> int:
     return len(self._ends)
@@ -83,6 +91,16 @@ class Passages:
       line = os.pread(self._file.fileno(), int(self._ends[number]) - start, start)
       documents.append(Document(*json.loads(line), float(score)))
     return documents
+
+  def open(self, name: str) -> list[Document]:
+    """Returns the passage with this id, else those with this title. The first call reads all names."""
+    with self._lock:
+      return named(name, self.read(self._names.find(name)))
+
+  @functools.cached_property
+  def _names(self) -> Names:
+    with open(self._file.name, 'rb') as file:
+      return Names(json.loads(_HEAD.match(line)[0] + b']') for line in file)
 
 
 def fuse(bm25: Ranking, dense: Ranking, weight: float = DENSE_WEIGHT) -> Ranking:
@@ -133,6 +151,10 @@ class Index:
     """Returns the best `topk` passages for each query or fewer, best first, with their scores."""
     rankings = self.rank(queries, topk)
     return [self._passages.read(numbers[:topk], scores[:topk]) for numbers, scores in rankings]
+
+  def open(self, name: str) -> list[Document]:
+    """Returns the passage with this id, else those with this title."""
+    return self._passages.open(name)
 
   def rank(self, queries: Sequence[str], topk: int) -> list[Ranking]:
     """Returns the numbers of the best passages for each query, and their scores."""

@@ -1,0 +1,19 @@
+"""The tool `search`: passages for a query, or for each query of a list, together."""
+
+from pydantic import Field
+
+from jaxsearch.tools.calls import Search
+from jaxsearch.tools.tool import Arguments, declare
+
+
+class SearchPassages(Arguments):
+  """Searches for passages. Several queries, in a list, are searched for at the same time."""
+  query: str | list[str] = Field(description='What to look for, in a few words; or a list of such queries.')
+
+
+def _serve(node, arguments, show):
+  queries = [arguments.query] if isinstance(arguments.query, str) else arguments.query
+  return [Search(node, query, show=show) for query in queries]
+
+
+TOOL = declare('search', SearchPassages, _serve)
