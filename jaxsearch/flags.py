@@ -308,7 +308,7 @@ def shipped_configs() -> list[str]:
 def find(name: str) -> tuple[pathlib.Path, list[str]]:
   """Finds `quickstart`, `claims/carl`, `smollm2:cusearch`, `configs/carl.py` or `my/own.py`.
 
-  A name is a shipped config first, a path with '.py' a file first. From then on `from configs import …` finds
+  A name is a shipped config first, a path with '.py' a file first. From then on `from configs import` finds
   the shipped configs, and before them those of the folder `configs` that the file is in, if there is one.
 
   Returns:

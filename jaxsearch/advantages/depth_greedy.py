@@ -3,7 +3,7 @@
 In the order of a step: `advance_phase` (only 'phase'), `depth_plan`, `depth_greedy`, `select_by_depth`. After
 that the advantages are computed among the selected only: `group_relative(..., mask=selected)`.
 
-S: the deepest search count that is told apart, buckets have depths 0 … S; K: how many trajectories to select;
+S: the deepest search count that is told apart, buckets are 0 … S; K: how many trajectories to select;
 k: the phase, from 0 to S-1. Counts are integers.
 """
 

@@ -189,7 +189,7 @@ def hop_figures(records: Records) -> dict[str, float]:
 
 
 def errors(records: Records) -> dict[str, dict[str, int]]:
-  """Returns hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS`, the first that fits.
+  """Returns hops ('all', '2', …) -> how many wrong rollouts fell into each of `ERRORS`, the first to fit.
 
   Table 7. not_retrieved: no output of a tool holds a gold answer; lost: no context does; wrong_commit: one
   does. What the paper's annotators also tell apart takes a person.

@@ -1,7 +1,7 @@
 r"""CARL (Kumar et al. 2026, arXiv 2605.27788): a critic that knows what the model knows credits segments.
 
 A chain of segments: invoke (a thought, then a closed block of Python; no other block ends it), assimilate (a
-`<context>`, written while the program's raw output is visible), …, commit (the answer in `\boxed{}`). The raw
+`<context>`, written while the program's raw output is seen), …, commit (the answer in `\boxed{}`). The raw
 output is then forgotten: in the tree it hangs beside the main path, with the context that was written below
 it, and the main path continues after the invoke with a clean copy of the context. The cache of the invoke is
 kept, so forgetting costs only the tokens of that copy.

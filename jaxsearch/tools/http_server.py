@@ -8,7 +8,7 @@
   both          GET /health      requests in flight, and the hash of an index's corpus; needs no token
                 GET /metrics     counts, times and memory for Prometheus
 
-`make_app` has the checks around these, `bind` and `run` serve them. Refusals are `{"error": …}` with 400 for
+`make_app` has the checks around these, `bind` and `run` serve them. Refusals are `{"error"}` with 400 for
 what is not of the protocol, 401 for a missing token, 413 for what is too large, 415 for what is not sent as
 JSON, 503 for what may be retried. Needs the extra `serve`.
 
