@@ -101,6 +101,10 @@ def get_config():
     config.search.update(backend.fields)  # of back ends that are not shipped
   config.tools = ()                  # that an instruct model may call: 'search', 'open' (a document), 'find'
                                      # (words in it), 'python', 'finish'; (): the tags of the method
+  config.mcp = config_dict.create(   # MCP servers, which offer tools too; needs jaxsearch[mcp]
+    servers=(),                      # commands, or addresses of streamable HTTP (key in JAXSEARCH_MCP_TOKEN)
+    timeout=30.0,                    # seconds until a call counts as failed
+  )
   config.python = config_dict.create(  # the sandbox, for methods whose tool is code (CARL)
     seconds=2.0,                     # compute time of a program
     memory=64,                       # MiB of a program

@@ -278,11 +278,15 @@ SERVICES = {'reader': load_assistant, 'judge': load_judge, 'classifier': _when_a
 def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
                services: Sequence[str] = ()) -> Tools:
   """Opens search back end, sandbox, and the `services` by name, each from the config group of that name."""
+  offered = {name: find_tool(name) for name in config.tools}
+  if config.mcp.servers:
+    from jaxsearch.tools.mcp_client import open_servers
+    offered |= open_servers(config.mcp, offered)
   return Tools(
     search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
     services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
     workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
-    words=config.search.words, offered={name: find_tool(name) for name in config.tools})
+    words=config.search.words, offered=offered)
 
 
 def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,

@@ -73,7 +73,7 @@ class JsonClient:
     local = any(re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses)
     limits = httpx.Limits()  # none: threads are; httpx would keep all but a hundred waiting
     self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local, limits=limits)
-    self._loop = _event_loop()
+    self._loop = event_loop()
 
   def post(self, body: object, parse: Callable[[Any], T]) -> T:
     """Returns what `parse` makes of the JSON of the response; it raises ValueError for another shape.
@@ -140,7 +140,7 @@ class JsonClient:
 
 
 @functools.cache
-def _event_loop() -> asyncio.AbstractEventLoop:
+def event_loop() -> asyncio.AbstractEventLoop:
   """Returns the running event loop of all clients."""
   loop = asyncio.new_event_loop()
   threading.Thread(target=loop.run_forever, daemon=True, name='http').start()

@@ -10,10 +10,12 @@ from jaxsearch.tools import http_server
 
 
 @contextlib.contextmanager
-def serve(app):
-  """Yields the address."""
+def serve(app, lifespan='off'):
+  """Yields the address; `lifespan` of uvicorn."""
   with http_server.bind('127.0.0.1', 0) as listener:
-    service = uvicorn.Server(http_server.make_server_config(app))
+    config = http_server.make_server_config(app)
+    config.lifespan = lifespan
+    service = uvicorn.Server(config)
     thread = threading.Thread(target=service.run, kwargs={'sockets': [listener]})
     thread.start()
     while not service.started:

@@ -1,0 +1,160 @@
+"""The tools of MCP servers (Model Context Protocol), as tools that a policy calls by name.
+
+A server is a command that speaks over its standard streams, or the address of a streamable HTTP server. Its
+connection lives in one task of the event loop of all clients, and is opened again where a server was lost.
+"""
+
+import asyncio
+import json
+import shlex
+from collections.abc import Callable, Collection, Coroutine, Mapping
+from typing import Any
+
+from jaxsearch.tools.calls import Call, one_line
+from jaxsearch.tools.http_client import event_loop, parse_url, secret_from_env
+from jaxsearch.tools.tool import Show, Tool
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Node
+
+try:
+  import jsonschema
+  import mcp
+  import referencing
+  from mcp.client.streamable_http import create_mcp_http_client, streamable_http_client
+  from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+except ImportError as error:
+  raise ImportError("mcp.servers needs the package mcp: pip install 'jaxsearch[mcp]'") from error
+
+TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
+TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for servers with an address
+
+
+class McpError(RuntimeError):
+  """A request that a server did not serve; `fault` is one of `tools.calls.FAULTS`."""
+
+  def __init__(self, server: str, reason: object, fault: str):
+    super().__init__(f'the MCP server {server}: {one_line(str(reason))}')
+    self.fault = fault
+
+
+class McpServer:
+  """A server; may be called from several threads.
+
+  Args:
+    server: a command, or an address that begins with http.
+    timeout: seconds for a call, and for the start.
+  """
+
+  def __init__(self, server: str, timeout: float):
+    self._server, self._timeout = server, timeout
+    self._is_url = server.startswith(('http://', 'https://'))
+    self.name = parse_url(server).host if self._is_url else shlex.split(server)[0]
+    self._loop, self._lock, self._session = event_loop(), asyncio.Lock(), None
+
+  def tools(self) -> list[Tool]:
+    """Returns the tools that the server offers, harmless in prompts. Raises McpError, ValueError."""
+    async def listed(client: mcp.Client) -> list:
+      cursor, offered = None, []
+      while len(offered) <= TOOLS:
+        page = await client.list_tools(cursor=cursor)
+        offered, cursor = offered + page.tools, page.next_cursor
+        if cursor is None:
+          return offered
+      raise ValueError(f'{self.name} offers more than {TOOLS} tools')
+
+    return [self._tool(one.name, one.description or one.title or one.name, one.input_schema)
+            for one in self._ask(listed)]
+
+  def _tool(self, name: str, description: str, parameters: Mapping[str, Any]) -> Tool:
+    written = json.dumps({'name': name, 'description': description, 'parameters': parameters})
+    if len(written) > SCHEMA:
+      raise ValueError(f'{self.name}: the schema of {name!r:.100} has more than {SCHEMA} characters')
+    kind = jsonschema.validators.validator_for(parameters, default=jsonschema.Draft202012Validator)
+    kind.check_schema(parameters)
+    fitting = kind(parameters, registry=referencing.Registry())  # which fetches nothing
+
+    def check(arguments: Any) -> Mapping[str, Any]:
+      if wrong := jsonschema.exceptions.best_match(fitting.iter_errors(arguments)):
+        place = '.'.join(map(str, wrong.path)) or 'arguments'
+        raise ValueError(f'{tool.usage}: {place}: {wrong.message:.500}')
+      return arguments
+
+    def serve(node: Node, arguments: Mapping[str, Any], show: Show) -> list[Call]:
+      query = json.dumps(arguments, ensure_ascii=False)
+      return [Call(lambda _: self.call(name, arguments), node, name, query, show)]
+
+    tool = Tool(json.loads(grammar.neutralise(written, grammar.CONTROL)), check, serve)
+    return tool
+
+  def call(self, name: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the text of a result, which may say what was wrong with the arguments. Raises McpError."""
+    result = self._ask(lambda client: client.call_tool(name, dict(arguments)))
+    text = '\n'.join(getattr(block, 'text', f'[{block.type}]') for block in result.content)
+    text = text or json.dumps(result.structured_content, ensure_ascii=False)
+    return ('The tool reports an error: ' if result.is_error else '') + text[:RESULT]
+
+  def close(self) -> None:
+    """Ends the connection, and the process of a command."""
+    if self._session:
+      self._loop.call_soon_threadsafe(self._session.cancel)
+    self._session = None
+
+  def _ask(self, request: Callable[[mcp.Client], Coroutine]) -> Any:
+    """Returns the reply to a request, within the time-out."""
+    async def reply() -> Any:
+      async with asyncio.timeout(self._timeout):
+        return await request(await self._connected())
+
+    try:
+      return asyncio.run_coroutine_threadsafe(reply(), self._loop).result()
+    except TimeoutError as error:
+      raise McpError(self.name, f'no reply within {self._timeout:g} s', 'timeout') from error
+    except mcp.MCPError as error:
+      faults = {CONNECTION_CLOSED: 'connection', REQUEST_TIMEOUT: 'timeout'}
+      if error.code == CONNECTION_CLOSED:
+        self.close()  # the next request opens another
+      raise McpError(self.name, error.message, faults.get(error.code, 'refused')) from error
+    except (OSError, ExceptionGroup) as error:
+      self.close()
+      raise McpError(self.name, error, 'connection') from error
+
+  async def _connected(self) -> mcp.Client:
+    """Returns the client of the server, and opens its connection where there is none."""
+    async with self._lock:
+      if self._session is None or self._session.done():
+        ready = self._loop.create_future()
+        self._session = self._loop.create_task(self._hold(ready))
+        try:
+          self._client = await ready
+        except BaseException:  # the time-out too
+          self.close()
+          raise
+      return self._client
+
+  async def _hold(self, ready: asyncio.Future) -> None:
+    """Holds a connection until its task is cancelled: what opens one has to close it."""
+    try:
+      if self._is_url:
+        token = secret_from_env(TOKEN)
+        headers = {'authorization': f'Bearer {token}'} if token else None
+        server = streamable_http_client(self._server, http_client=create_mcp_http_client(headers=headers))
+      else:
+        command, *arguments = shlex.split(self._server)
+        server = mcp.StdioServerParameters(command=command, args=arguments)
+      async with mcp.Client(server) as client:
+        ready.set_result(client)
+        await self._loop.create_future()  # for ever
+    except Exception as error:
+      if not ready.done():
+        ready.set_exception(error)
+
+
+def open_servers(settings: Any, others: Collection[str]) -> dict[str, Tool]:
+  """Returns the tools of the servers of config.mcp by name, beside `others`. Raises McpError, ValueError."""
+  tools = {}
+  for server in settings.servers:
+    for tool in McpServer(server, settings.timeout).tools():
+      if tool.name in tools or tool.name in others:
+        raise ValueError(f'mcp.servers: two tools are called {tool.name!r}')
+      tools[tool.name] = tool
+  return tools
