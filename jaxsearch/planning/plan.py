@@ -17,6 +17,7 @@ from jaxsearch.parallel import targets
 from jaxsearch.parallel.compiled import collectives
 from jaxsearch.parallel.memory import POOL
 from jaxsearch.planning import costs, programs, step
+from jaxsearch.training.learner import score_passes
 
 GIB = 2**30
 
@@ -97,7 +98,7 @@ def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: pro
     expected[name] = [step.expected(**time, collectives=count, layers=layers)
                       for time, count, layers in zip(times, waited, launched)]
   calls = step.calls(
-    work, config, scored=programs.score_passes(config), hosts=run.hosts, slots=run.engine.slots,
+    work, config, scored=score_passes(config), hosts=run.hosts, slots=run.engine.slots,
     segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
   seconds = {'roofline_seconds': step.step_seconds(least, calls),
              'expected_seconds': step.step_seconds(expected, calls)}

@@ -92,7 +92,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   if base or config.loss.kl_coef:
     parameters += on_device(policy)  # the base of an adapter is the reference too
   moments = on_device(state.opt_state)
-  if score_passes(config):
+  if learners.score_passes(config):
     score = steps.make_score_step(
       model, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
     programs['score'] = Program(score, (policy, batch))
@@ -116,12 +116,6 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   return Run(mesh, parameters, moments, on_device(weights), on_device(cache), copies,
              learners.releases(config, devices[0].platform), programs, hosts, engine,
              on_device(cache[0]) * engine.lanes / (pages * page))
-
-
-def score_passes(config: ml_collections.ConfigDict) -> int:
-  """Counts the passes of `score` over a batch: for the reference, and for the ratios of several updates."""
-  one_update = config.train.epochs == 1 and not config.train.mini_batch
-  return bool(config.loss.kl_coef) + (learners.recomputes(config) and not one_update)
 
 
 def share(config: ml_collections.ConfigDict, run: Run) -> dict[str, tuple[Program, int]]:

@@ -88,7 +88,7 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
   """Returns program -> (calls in a step, turns of its loop in a step), each on all devices at once.
 
   Args:
-    scored: passes over a batch, see `programs.score_passes`.
+    scored: passes over a batch, see `learner.score_passes`.
     slots: paths that a host decodes at a time, full until the last are left.
     segment: tokens of a decode segment.
     prefill: tokens that a host prefills in a call.

@@ -7,6 +7,7 @@ policy, `compile_all()` once if nothing may compile later.
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 
@@ -156,23 +157,37 @@ class Engine(Device):
     shapes = (slots, heads, h, window), (slots, heads, window, h)
     return segment.allocator(self.config, shapes, self._split)()
 
-  def compile_all(self, score: bool = False) -> None:
-    """Compiles every program that a rollout without top-p and top-k can need, those of `Score` if `score`."""
+  def programs(self, score: bool = False) -> list[tuple[str, Callable[[], None]]]:
+    """Lists what a rollout without top-p and top-k can need, the programs of `Score` too if `score`.
+
+    Returns:
+      the name of each, and a call that compiles it; some also compile small helpers of other names.
+    """
     path = lambda lane: Path(np.zeros(2, np.int32), self.length, 0, lane, numbers=np.zeros(1, np.int32),
                              source=Page(SCRATCH))
-    self.copy([path(0)])
-    for width in self._widths:
-      for window in self._windows[-1:] if self._kernel else self._windows:
-        paths = [path(lane) for lane in range(self.lanes) for _ in range(width)]
-        slots = segment.idle_slots(len(paths))
-        slots.lengths[:] = max(window - 1 - self.segment_steps, 0)
-        self.decode(paths, slots, self.put(jax.random.key(0)), 0, 1)
-    token = np.zeros(1, np.int32)
-    for window in self._windows:
-      for n, counts in self._counts.items():
-        for count in counts if n <= window else ():
-          for targets in (None, token) if score else (None,):
-            self._prefill([[Chunk(path(0), 0, token, targets)]], n, count, window)
+
+    def decode(width, window):
+      paths = [path(lane) for lane in range(self.lanes) for _ in range(width)]
+      slots = segment.idle_slots(len(paths))
+      slots.lengths[:] = max(window - 1 - self.segment_steps, 0)
+      self.decode(paths, slots, self.put(jax.random.key(0)), 0, 1)
+
+    def prefill(window, n, count, targets):
+      self._prefill([[Chunk(path(0), 0, np.zeros(1, np.int32), targets)]], n, count, window)
+
+    calls = [('copy', lambda: self.copy([path(0)]))]
+    windows = self._windows[-1:] if self._kernel else self._windows
+    calls += [('decode', functools.partial(decode, *sizes))
+              for sizes in itertools.product(self._widths, windows)]
+    calls += [('prefill', functools.partial(prefill, window, n, count, targets))
+              for window in self._windows for n, counts in self._counts.items() if n <= window
+              for count in counts for targets in (None, np.zeros(1, np.int32))[:1 + score]]
+    return calls
+
+  def compile_all(self, score: bool = False) -> None:
+    """Compiles every program of `programs`; needs parameters."""
+    for _, compile_program in self.programs(score):
+      compile_program()
     jax.block_until_ready(self._cache)
     self.forget()
 

@@ -176,6 +176,12 @@ def recomputes(config: ConfigDict) -> bool:
   return config.train.old_logprobs == 'recompute' or bool(importance_cap(config))
 
 
+def score_passes(config: ConfigDict) -> int:
+  """Counts the passes of `score` over a batch: for the reference, and for the ratios of several updates."""
+  one_update = config.train.epochs == 1 and not config.train.mini_batch
+  return bool(config.loss.kl_coef) + (recomputes(config) and not one_update)
+
+
 def total_updates(config: ConfigDict) -> int:
   """Counts the updates of a whole run in which every tree is trained on."""
   trees = config.questions_per_step * config.group_size

@@ -29,7 +29,7 @@ from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import growing, metrics
 from jaxsearch.training.learner import Learner, make_learner
 from jaxsearch.training.run_folder import RunFolder, RunStopped
-from jaxsearch.training.update import assess, prepare, update
+from jaxsearch.training.update import assess, compile_first, prepare, update
 from jaxsearch.trees.tree import Tree
 
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees,
@@ -55,6 +55,8 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
     saved = resume(run, learner, questions)
     run.start()
     history = [metrics.remember(row) for row in run.rows()]
+    if jax.default_backend() != 'cpu':  # where programs are few
+      compile_first(learner)
     if run.last_step == 0 and run.wants_evaluation(0):
       evaluate_policy(run, learner, method, 0, evaluate)
     ahead = current = None  # `ahead` is the rollout of the step after, with `async_steps`

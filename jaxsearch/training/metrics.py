@@ -18,6 +18,7 @@ import os
 import pathlib
 import re
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -47,17 +48,37 @@ MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malfor
              'grad_norm')
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 
-# Of a program, or its read from the compilation cache.
+# Of a program, or its read from the compilation cache; the second is of that read alone.
 COMPILATION = '/jax/core/compile/backend_compile_duration'
-SLOW = 10  # seconds of a compilation that is told
+READ = '/jax/compilation_cache/cache_retrieval_time_sec'
 _events = collections.Counter()  # of this process since this module was imported
+_awaited, _seen = collections.Counter(), collections.Counter()  # programs, by the name of their function
+_thread = threading.local()
+
+
+def await_programs(names: Iterable[str]) -> None:
+  """Counts from now on how many of these programs are there: 'compiling 3 of 11'. One name is one program."""
+  _seen.clear()
+  _awaited.clear()
+  _awaited.update(names)
 
 
 def _count(event: str, seconds: float, fun_name: str = '', **_) -> None:
-  """Counts the events of JAX; the person who waits is told of slow compilations."""
+  """Counts the events of JAX; the person who waits is told of what compiles, not of what the cache has.
+
+  Told of are awaited programs that take a second, and others that take ten.
+  """
   _events.update([event])
-  if event == COMPILATION and seconds >= SLOW:
-    checkpoint.say(f'compiled {fun_name} in {seconds:.0f} s, program {_events[event]}')
+  if event == READ:
+    _thread.read = True
+  elif event == COMPILATION:
+    read, _thread.read = getattr(_thread, 'read', False), False
+    name = fun_name.removeprefix('jit(').removesuffix(')')
+    awaited = _seen[name] < _awaited[name]
+    _seen[name] += awaited
+    if not read and seconds >= (1 if awaited else 10):
+      place = f'compiling {_seen.total()} of {_awaited.total()}: ' if awaited else 'compiled '
+      checkpoint.say(f'{place}{name}, {seconds:.0f} s')
 
 
 jax.monitoring.register_event_duration_secs_listener(_count)

@@ -1,7 +1,8 @@
 """Does the work of a step on the devices: readies the sampler, asks the critic, makes the updates.
 
-`prepare` loads the newest parameters into the sampler; `assess` writes a critic's values onto the trees;
-`update` makes all updates of a step. learner.py opens what they work on.
+`compile_first` comes before the first step on an accelerator; `prepare` loads the newest parameters into the
+sampler; `assess` writes a critic's values onto the trees; `update` makes all updates of a step.
+learner.py opens what they work on.
 """
 
 import dataclasses
@@ -16,7 +17,7 @@ from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
 from jaxsearch.training import metrics
 from jaxsearch.training.batch import Groups
-from jaxsearch.training.learner import Learner
+from jaxsearch.training.learner import Learner, score_passes
 from jaxsearch.trees.tree import Tree
 
 
@@ -37,6 +38,15 @@ def prepare(learner: Learner, step: int) -> Agent:
   if hasattr(agent.tools.search, 'set_step'):
     agent.tools.search.set_step(step, learner.config.steps)
   return agent
+
+
+def compile_first(learner: Learner) -> None:
+  """Compiles the sampler's programs, and has the person who waits told how many a first step needs in all."""
+  engine, config = prepare(learner, 0).engine, learner.config
+  trained = ['score'] * bool(score_passes(config)) + ['train_step']
+  critic = [] if learner.values is None else ['score', 'train_step']  # of the same functions
+  metrics.await_programs([name for name, _ in engine.programs()] + critic + trained)
+  engine.compile_all()
 
 
 @memory.named('computing values', memory.UPDATE)

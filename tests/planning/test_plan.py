@@ -16,6 +16,7 @@ from configs import search_r1_grpo
 from jaxsearch.models.architecture import PRESETS, parameter_shapes, preset
 from jaxsearch.parallel import targets
 from jaxsearch.planning import costs, plan, programs
+from jaxsearch.training import learner
 
 FEW = ('--config.model=random:world-reader', '--config.sampler.length=64', '--config.sampler.slots=8',
        '--config.train.row_length=128', '--config.train.chunk=64')
@@ -133,7 +134,7 @@ def test_what_is_scored_before_updates(config, changes, passes):
   update."""
   with config.unlocked():
     config.update_from_flattened_dict(changes)
-  assert programs.score_passes(config) == passes
+  assert learner.score_passes(config) == passes
 
 
 @pytest.mark.parametrize('master, dtype', [(True, 'bfloat16'), (False, 'float32')])

@@ -1,5 +1,6 @@
 """The loop itself, in this process, on a mesh of eight devices."""
 
+import collections
 import functools
 import json
 import operator
@@ -7,6 +8,7 @@ import pathlib
 import pickle
 import re
 import sys
+import types
 
 import jax
 import numpy as np
@@ -27,7 +29,7 @@ from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.requests import Ask
 from jaxsearch.training import batch as batches
 from jaxsearch.training import learner as learners
-from jaxsearch.training import loop, rollout_file, row_files, run_folder, saved_policies
+from jaxsearch.training import loop, metrics, rollout_file, row_files, run_folder, saved_policies
 from jaxsearch.training.metrics import credited, summary
 from jaxsearch.trees.layout import count_trained, lay_out
 from jaxsearch.trees.tree import Role, Tree
@@ -85,6 +87,25 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   assert Tokenizer.from_json(host['tokenizer']).encode('red') == Tokenizer.load(config.model).encode('red')
   assert host['step'] == 3 and host['config']['method'] == 'toy'
   assert np.isfinite(np.asarray(params['embedding'])).all()
+
+
+def test_what_a_first_step_compiles_is_known_before_it(config, monkeypatch):
+  """As on an accelerator: the sampler's programs come first, updates as they are reached."""
+  monkeypatch.setattr(loop, 'jax', types.SimpleNamespace(default_backend=lambda: 'gpu', tree=jax.tree))
+  compiled, awaited = collections.Counter(), collections.Counter()
+
+  def heard(event, _, fun_name='', **__):
+    if event == metrics.COMPILATION:
+      compiled.update([fun_name.removeprefix('jit(').removesuffix(')')])
+
+  monkeypatch.setattr(metrics, 'await_programs', lambda names: (awaited.update(names), compiled.clear()))
+  jax.clear_caches()
+  jax.monitoring.register_event_duration_secs_listener(heard)
+  config.steps = 1
+  loop.train(config)
+  jax.monitoring.unregister_event_duration_listener(heard)
+  assert {name: compiled[name] for name in awaited} == awaited and awaited['prefill'] > 2
+  assert awaited['train_step'] == awaited['score'] == 2  # of the policy and of its critic
 
 
 def test_bfloat16_frees_the_sampler_for_the_update_and_weighs_what_it_rounds(config, monkeypatch):

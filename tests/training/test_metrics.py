@@ -3,7 +3,6 @@
 import json
 import math
 import pathlib
-import re
 import time
 import types
 
@@ -62,11 +61,15 @@ def test_the_clock_counts_seconds_and_programs():
   assert metrics.Clock().row(1)['compilations'] == 0
 
 
-def test_a_slow_compilation_is_told(capsys):
-  for seconds in (3.0, 31.4):
-    jax.monitoring.record_event_duration_secs(metrics.COMPILATION, seconds, fun_name='decode')
-  said = capsys.readouterr().err
-  assert re.fullmatch(r'jaxsearch: compiled decode in 31 s, program \d+\n', said)
+def test_compilations_are_told_and_awaited_ones_counted(capsys):
+  metrics.await_programs(['prefill', 'decode', 'prefill'])
+  for name, seconds, read in [('prefill', 0.5, False), ('decode', 41.4, False), ('prefill', 12, True),
+                              ('prefill', 9, False), ('decode', 31, False)]:
+    if read:
+      jax.monitoring.record_event_duration_secs(metrics.READ, seconds)
+    jax.monitoring.record_event_duration_secs(metrics.COMPILATION, seconds, fun_name=f'jit({name})')
+  assert capsys.readouterr().err.splitlines() == [
+    'jaxsearch: compiling 2 of 3: decode, 41 s', 'jaxsearch: compiled decode, 31 s']
 
 
 def test_goodput_is_the_share_of_all_time_since_the_row_before():
