@@ -68,7 +68,7 @@ def allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
 def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   """Yields mistakes in the arguments of the method's functions, and in what else the method needs."""
   from jaxsearch import methods  # with NumPy, which `--help` does not wait for
-  from jaxsearch.trees import templates
+  from jaxsearch.trees import grammars, templates
   try:
     method = methods.find_method(config.method)
   except ValueError as error:
@@ -82,7 +82,8 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   changes = {f'critic_warmup.{kind}': warmup[kind]
              for kind in ('closed_book', 'tool_required', 'multi_hop') if warmup}
   for name, values in {'grow': config.grow, 'eval.grow': config.eval.grow, **changes}.items():
-    yield from _unknown(name, values, _arguments(method, 'grow', given=2))
+    known = _arguments(method, 'grow', given=2)
+    yield from _unknown(name, values, known and [*known, *grammars.SETTINGS])
     try:
       templates.check(values)
     except ValueError as error:

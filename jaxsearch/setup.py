@@ -38,6 +38,7 @@ from jaxsearch.sampler.requests import Generate, Sampling, Tools
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend, find_tool
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
+from jaxsearch.trees import grammar, grammars
 
 RANDOM = 'random:'
 SHORT = 16  # tokens of a thought of a few words and a query; a policy that cannot write as many says nothing
@@ -299,7 +300,8 @@ def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Toke
 
 def make_agent(config: ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """Returns the agent of a config; `changes` are of the arguments of `grow`."""
-  return Agent(engine, _grow(config, changes), tools, Sampling(config.sampler.temperature))
+  grammar = open_grammar(config, engine.tokenizer, **changes)
+  return Agent(engine, bind_grow(config, **changes), tools, Sampling(config.sampler.temperature), grammar)
 
 
 def open_chat_agent(config: ConfigDict, url: str, model: str, corpus: str = '') -> Agent:
@@ -312,8 +314,18 @@ def open_chat_agent(config: ConfigDict, url: str, model: str, corpus: str = '') 
   return make_agent(config, server, open_tools(config, corpus), **dict(config.eval.grow) | raw)
 
 
-def _grow(config: ConfigDict, changes: Mapping[str, Any]) -> Grow:
-  return functools.partial(methods.find_method(config.method).grow, **dict(config.grow) | dict(changes))
+def bind_grow(config: ConfigDict, /, **changes) -> Grow:
+  """Returns the method's `grow` with its arguments bound."""
+  settings = dict(config.grow) | changes
+  bound = {name: value for name, value in settings.items() if name not in grammars.SETTINGS}
+  return functools.partial(methods.find_method(config.method).grow, **bound)
+
+
+def open_grammar(config: ConfigDict, tokenizer: Tokenizer, /, **changes) -> grammars.Tagged:
+  """Opens the grammar of `config.grow`. Raises ValueError if the tokenizer does not have it."""
+  method, settings = methods.find_method(config.method), dict(config.grow) | changes
+  speech = {name: settings[name] for name in grammars.SETTINGS if name in settings}
+  return grammars.open_grammar(tokenizer, getattr(method, 'TAGS', grammar.SEARCH_R1), {}, **speech)
 
 
 def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
@@ -327,7 +339,8 @@ def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Que
     name = config.tokenizer or config.model
     raise ValueError(f'grow.chat=True: the tokenizer of {name} has no chat template')
   length = config.sampler.length
-  measured = functools.partial(_first_span, _grow(config, changes), tokenizer)
+  speech = open_grammar(config, tokenizer, **changes)
+  measured = functools.partial(_first_span, bind_grow(config, **changes), speech)
   longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
   if all(sum(measured(question)) <= length for question in longest):
     return
@@ -343,10 +356,10 @@ def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Que
           f'(up to {prompts.max()} tokens)')
 
 
-def _first_span(grow: Grow, tokenizer: Tokenizer, question: Question) -> tuple[int, int]:
+def _first_span(grow: Grow, speech: grammars.Tagged, question: Question) -> tuple[int, int]:
   """Returns the tokens before the policy's first span, and at most in it; 0, 0 where it writes none."""
   try:
-    first = first_requests(grow, question, tokenizer)
+    first = first_requests(grow, question, speech.tokenizer, speech)
   except Exception:  # the rollout names it
     return 0, 0
   generate = (request for request in first if isinstance(request, Generate))

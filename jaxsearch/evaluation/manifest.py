@@ -79,7 +79,7 @@ def _about(one: QuestionSet) -> dict[str, Any]:
 def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
   """Returns the hash of the first prompt of a made-up question, and of all templates that `grow` names."""
   tokenizer = agent.engine.tokenizer
-  first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer)
+  first = first_requests(agent.grow, Question('probe', 'QUESTION', ('ANSWER',)), tokenizer, agent.grammar)
   prompts = [tokenizer.decode(request.node.path_tokens()) for request in first[:1]]
   prompts += [templates.find(grow[field], kind) for field, kind in templates.SETTINGS.items()
               if field in grow]

@@ -66,7 +66,7 @@ def evidence_of(record: Record) -> dict[str, Any]:
 
 def check_room(agent: Agent, question: str) -> None:
   """Raises ValueError for a question whose prompt leaves no room for a whole policy span."""
-  first, = first_requests(agent.grow, Question('', question, ()), agent.engine.tokenizer)
+  first, = first_requests(agent.grow, Question('', question, ()), agent.engine.tokenizer, agent.grammar)
   if first.node.length > (room := agent.engine.length - first.max_tokens):
     raise ValueError(f'the question is too long: {first.node.length} tokens with its prompt, '
                      f'where {room} fit')

@@ -1,11 +1,17 @@
 """Policy spans as actions: grown, read, served and judged; and how an episode ends."""
 
+import collections
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Growth, Search, ToolFailure
+from jaxsearch.tools.calls import ToolCall, is_documents
 from jaxsearch.trees import grammar
+from jaxsearch.trees.grammars import Called, Malformed
 from jaxsearch.trees.tree import Node, Stop, Tree
 
 NO_ROOM = (Stop.CONTEXT_FULL, Stop.DEADLINE)
@@ -13,46 +19,81 @@ NO_ROOM = (Stop.CONTEXT_FULL, Stop.DEADLINE)
 
 @dataclasses.dataclass
 class Action:
-  """A policy span as a search, an answer, or neither."""
+  """A policy span as calls of tools, an answer, or neither."""
   node: Node
   thinking: str
-  query: str | None
+  calls: Sequence[Called | Malformed]
   answer: str | None
-  observation: str = ''  # what the policy sees next: the documents, or that the action is not valid
-  found: bool = False    # whether its search returned documents
+  observation: str = ''  # what the policy sees next: what the calls gave, or that the action is not valid
+  asked: int = 0         # requests of its calls that were served
+  found: int = 0         # those that returned documents
+  ends: bool = False     # whether it is malformed and ends the episode
+
+  @property
+  def query(self) -> str | None:
+    """Returns what it searches for, several queries on a line each; None if it does not."""
+    searches = [call for call in self.calls if isinstance(call, Called) and call.name == 'search']
+    return '\n'.join(text for call in searches for text in np.atleast_1d(call.arguments['query'])) or None
 
   @property
   def is_valid(self) -> bool:
-    """Tells whether it searches or answers."""
-    return self.query is not None or self.answer is not None
+    """Tells whether it calls a tool or answers."""
+    return self.answer is not None or any(isinstance(call, Called) for call in self.calls)
 
 
-def read(node: Node, tags: grammar.Tags = grammar.SEARCH_R1) -> Action:
+def read(node: Node) -> Action:
   """Reads a policy span as an action."""
-  thoughts = [element.content for element in grammar.elements(node.text, tags) if element.name == tags.think]
-  answer = grammar.answer(node.text, tags)
-  query = grammar.search_query(node.text, tags) if answer is None else None
-  return Action(node, ' '.join(thoughts), query, answer)
+  return Action(node, *node.tree.grammar.read(node))
 
 
-def search(actions: Sequence[Action], tree: Tree, tags: grammar.Tags = grammar.SEARCH_R1) -> Growth[None]:
-  """Runs the searches of actions together; sets observations, `node.data['documents']` and counts."""
-  special = tree.tokenizer.special_tokens
-  show = lambda documents: grammar.information(documents, special, tags)
-  searching = [action for action in actions if action.query is not None]
-  requests = [Search(action.node, action.query, show=show) for action in searching]
-  replies = (yield requests) if requests else []
-  for action, reply in zip(searching, replies):
-    if isinstance(reply, ToolFailure):
-      tree.metrics['tool_failures'] += 1
-      action.observation = grammar.failure(reply.reason, special, tags)
-    else:
-      action.node.data['documents'], action.found = reply, bool(reply)
-      action.observation = show(reply)
+def search(actions: Sequence[Action], tree: Tree) -> Growth[None]:
+  """Serves the calls of actions together; sets observations, `node.data['documents']` and counts."""
+  served = [(action, call, _requests(action.node, call)) for action in actions for call in action.calls]
+  requests = [request for *_, of_call in served for request in of_call]
+  replies, results = iter((yield requests) if requests else ()), collections.defaultdict(list)
+  for action, call, of_call in served:
+    if isinstance(call, Malformed):
+      count_malformed(tree, call)
+      action.ends |= tree.grammar.strict
+      results[action.node].append((call, call.message))
+      continue
+    given = [next(replies) for _ in of_call]
+    action.asked += len(given)
+    tree.metrics['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in given)
+    for documents in filter(is_documents, given):
+      action.node.data['documents'] = [*action.node.data.get('documents', ()), *documents]
+      action.found += bool(documents)
+    results[action.node].append((call, _written(tree, call, given)))
   for action in actions:
-    if not action.is_valid:
-      tree.metrics['malformed'] += 1
-      action.observation = grammar.invalid_action(tags)
+    action.observation = tree.grammar.observe(action.node, results[action.node])
+
+
+def _requests(node: Node, call: Called | Malformed) -> Sequence[ToolCall]:
+  """Returns the requests that serve a call."""
+  if isinstance(call, Malformed):
+    return ()
+  observe = lambda text: node.tree.grammar.observe(node, [(call, text)])
+  if tool := node.tree.grammar.tools.get(call.name):
+    return tool.requests(node, call.arguments, lambda text: observe(node.tree.grammar.safe(text)))
+  show = lambda documents: observe(_written(node.tree, call, [documents]))
+  return [Search(node, call.arguments['query'], show=show)]
+
+
+def _written(tree: Tree, call: Called, replies: Sequence[Any]) -> str:
+  """Writes the replies to a call, inert."""
+  if tool := tree.grammar.tools.get(call.name):
+    return tree.grammar.safe(tool.result(replies))
+  (reply,) = replies
+  if isinstance(reply, ToolFailure):
+    return f'The search failed: {tree.grammar.safe(reply.reason.strip())}\n'
+  return grammar.listed(reply, tree.grammar.safe) or grammar.NOTHING
+
+
+def count_malformed(tree: Tree, call: Malformed) -> None:
+  """Counts a malformed call, and by its kind."""
+  tree.metrics['malformed'] += 1
+  if call.kind:
+    tree.metrics[f'malformed_{call.kind}'] += 1
 
 
 def write_until(node: Node, stop: tuple[str, ...], max_tokens: int,

@@ -19,7 +19,7 @@ import numpy as np
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
-from jaxsearch.methods.actions import finish, write_until
+from jaxsearch.methods.actions import Action, count_malformed, finish, read, write_until
 from jaxsearch.methods.credit import (
   credit_relative,
   credit_with_critic,
@@ -33,9 +33,12 @@ from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Growth, RunPython, ToolFailure
 from jaxsearch.tools import faults
 from jaxsearch.trees import grammar
+from jaxsearch.trees.grammars import Malformed
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 ONE_TREE = True
+TAGS = grammar.CARL
+TOOLS = ('python',)
 _smdp_td = jax.jit(smdp_td, static_argnames=('gamma', 'lam'))
 
 
@@ -51,35 +54,42 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   """
   faults.check(fault, question)
   tree.metrics.update(no_context=0, context_cut=0)
-  node = start(tree, question, template, chat, grammar.CARL)
+  node = start(tree, question, template, chat, tools)
   for number in range(1, max_segments + 1, 2):
     node = yield from think(node, tools, max_tokens)
-    code = grammar.python_block(node.text_without_end)
-    if code is None or not tools or number + 2 > max_segments:
-      return commit(tree, node, code)
-    raw = yield from invoke(tree, node, code, fault)
+    action = read(node)
+    if not action.calls or not tools or number + 2 > max_segments:
+      return commit(tree, action)
+    raw = yield from invoke(action, fault)
     written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
     node = assimilate(tree, node, written)
 
 
 def think(node: Node, tools: bool, max_tokens: int) -> Growth[Node]:
-  """Grows an invoke or commit segment, past fences that close no block of Python (```json, a bare one)."""
-  is_call = lambda span: grammar.python_block(span.text_without_end) is not None
-  return write_until(node, (grammar.FENCE,) if tools else (), max_tokens, is_call)
+  """Grows an invoke or commit segment, past stop strings that close no call (```json, a bare fence)."""
+  return write_until(node, node.tree.grammar.stops if tools else (), max_tokens,
+                     lambda span: bool(read(span).calls))
 
 
-def invoke(tree: Tree, node: Node, code: str, fault: str) -> Growth[Node]:
-  """Runs the program that a segment ends with; returns the raw output below it."""
-  question = tree.question
+def invoke(action: Action, fault: str) -> Growth[Node]:
+  """Runs the program that a segment ends with, several as one; returns the raw output below it."""
+  node, tree, question = action.node, action.node.tree, action.node.tree.question
+  observe = lambda text: tree.grammar.observe(node, [(action.calls[0], tree.grammar.safe(text.strip()))])
+  malformed = next((call for call in action.calls if isinstance(call, Malformed)), None)
+  if malformed:
+    count_malformed(tree, malformed)
+    node.data.update(segment='invoke', code='', output=malformed.message)
+    return node.append(observe(malformed.message), Role.OBSERVATION)
+  code = '\n'.join(call.arguments['code'] for call in action.calls)
   table = tuple(question.metadata.get('table') or ())
-  output = yield RunPython(node, faults.program(fault, code, question), table)
+  output = yield RunPython(node, faults.program(fault, code, question), table, observe)
   tree.metrics['searches'] += 1
   if isinstance(output, ToolFailure):
     tree.metrics['tool_failures'] += 1
     output = f'The tool failed: {output.reason}'
   output = faults.apply(fault, output, tree.rng)
   node.data.update(segment='invoke', code=code, output=output)
-  return node.append(grammar.output(output, tree.tokenizer.special_tokens), Role.OBSERVATION)
+  return node.append(observe(output), Role.OBSERVATION)
 
 
 def assimilate(tree: Tree, node: Node, written: Node) -> Node:
@@ -88,13 +98,13 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
   written.data.update(segment='assimilate', context=context)
   tree.metrics['no_context'] += not context
   tree.metrics['context_cut'] += bool(context) and not closed
-  return node.append(grammar.context(context, tree.tokenizer.special_tokens), Role.CONTEXT)
+  return node.append(tree.grammar.recall(node, context), Role.CONTEXT)
 
 
-def commit(tree: Tree, node: Node, code: str | None) -> None:
+def commit(tree: Tree, action: Action) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
-  node.data['segment'] = 'commit'
-  finish(tree, node, formats.last_boxed(node.text_without_end), spent=code is not None)
+  action.node.data['segment'] = 'commit'
+  finish(tree, action.node, formats.last_boxed(action.node.text_without_end), spent=bool(action.calls))
   tree.metrics['malformed'] += tree.stop is Stop.MALFORMED
 
 

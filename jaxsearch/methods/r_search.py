@@ -23,17 +23,18 @@ from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Role, Tree
 
 SERVICES = ('reader',)
+TAGS = grammar.R_SEARCH
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
          template: str = 'r_search', chat: bool = False, evidence_template: str = 'r_search') -> Growth[None]:
-  """Grows one chain as Search-R1 does, in R-Search's tags, and asks the reader to answer from the evidence.
+  """Grows one chain as Search-R1 does and asks the reader to answer from the evidence.
 
   Sets tree.metrics['evidence_f1'], the F1 of the reader's answer, 0 unless there is exactly one well-formed
   box of evidence; and 'evidence_unfounded', see `unfounded`.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
-                            chat=chat, tags=grammar.R_SEARCH)
+                            chat=chat)
   tree.answer = tree.answer and formats.unwrapped(tree.answer)
   nodes = tree.nodes(Role.POLICY)
   written, found = [node.text for node in nodes], [bool(node.data.get('documents')) for node in nodes]

@@ -15,6 +15,7 @@ from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 
 FORMAT_REWARD = 0.1
+TAGS = grammar.RESEARCH
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
@@ -25,7 +26,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   `<answer>`, for policies that were not taught to box.
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
-                            chat=chat, tags=grammar.RESEARCH)
+                            chat=chat)
   written = [node.text for node in tree.nodes(Role.POLICY)]
   tree.metrics['format'] = formats.research_format(written, boxed=boxed)
   if boxed and tree.answer is not None:

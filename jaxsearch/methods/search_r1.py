@@ -13,13 +13,11 @@ from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.actions import NO_ROOM, Action, finish, read, search
 from jaxsearch.methods.credit import credit_relative, rewarded
 from jaxsearch.sampler.requests import Generate, Growth
-from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
-         template: str = 'search_r1', chat: bool = False,
-         tags: grammar.Tags = grammar.SEARCH_R1) -> Growth[None]:
+         template: str = 'search_r1', chat: bool = False) -> Growth[None]:
   """Grows one chain below the root: prompt, policy span, observation, policy span, …
 
   tree.metrics counts `searches`, `found` (those that returned documents), `malformed` and `tool_failures`. A
@@ -32,19 +30,16 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     chat: puts the prompt into the tokenizer's chat template, for instruct models.
   """
   tree.metrics['found'] = 0
-  node = start(tree, question, template, chat, tags)
-  yield from act(tree, node, turns=max_turns, max_tokens=max_tokens, tags=tags)
+  node = start(tree, question, template, chat)
+  yield from act(tree, node, turns=max_turns, max_tokens=max_tokens)
 
 
-def start(tree: Tree, question: Question, template: str, chat: bool,
-          tags: grammar.Tags = grammar.SEARCH_R1) -> Node:
-  """Appends the prompt of a question, neutralised, below the root."""
-  asked = grammar.neutralise(question.question, tree.tokenizer.special_tokens, tags)
-  return tree.root.append(templates.prompt(asked, template, tree.tokenizer if chat else None), Role.PROMPT)
+def start(tree: Tree, question: Question, template: str, chat: bool, tools: bool = True) -> Node:
+  """Appends the prompt of a question, neutralised, below the root; `tools`: whether it offers any."""
+  return tree.root.append(tree.grammar.prompt(question.question, template, chat, tools), Role.PROMPT)
 
 
 def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: float = math.inf,
-        tags: grammar.Tags = grammar.SEARCH_R1,
         each_turn: Callable[[Action, Node], Growth[Node]] | None = None) -> Growth[Node]:
   """Acts and observes to an answer or the end of the budget; sets what `grow` sets; returns the last span.
 
@@ -55,17 +50,19 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
   """
   for turn in range(turns + 1):
     left = max_response - sum(len(span.tokens) for span in node.path() if span.role is Role.POLICY)
-    node = yield Generate(node, stop=tags.stops, max_tokens=min(max_tokens, left))
-    action, spent = read(node, tags), len(node.tokens) >= left
+    node = yield Generate(node, stop=tree.grammar.stops, max_tokens=min(max_tokens, left))
+    action, spent = read(node), len(node.tokens) >= left
     if action.answer is not None or node.stop in NO_ROOM or spent or turn == turns:
       break
-    yield from search([action], tree, tags)
-    tree.metrics['searches'] += action.query is not None
+    yield from search([action], tree)
+    tree.metrics['searches'] += action.asked
     tree.metrics['found'] += action.found
+    if action.ends:
+      break
     node = node.append(action.observation, Role.OBSERVATION)
     if each_turn:
       node = yield from each_turn(action, node)
-  finish(tree, node, action.answer, spent=spent or action.query is not None)
+  finish(tree, node, action.answer, spent=spent or action.is_valid)
   return node
 
 

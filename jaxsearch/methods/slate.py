@@ -18,7 +18,6 @@ from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
 from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Growth
-from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 
 SERVICES = ('judge',)
@@ -43,7 +42,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
   tree.metrics.update(judge_unreadable=0, turns=0)
   for step in range(1, budget + 1):
     tree.metrics['turns'] = step
-    siblings = yield [Generate(node, stop=grammar.SEARCH_R1.stops, max_tokens=max_tokens)] * k
+    siblings = yield [Generate(node, stop=tree.grammar.stops, max_tokens=max_tokens)] * k
     candidates = [read(sibling) for sibling in siblings]
     yield from search(candidates, tree)  # before the judge: it sees a query with its documents
     if rewards == 'judge':
@@ -61,7 +60,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
       return finish(tree, min(siblings, key=lambda sibling: sibling.stop not in NO_ROOM), None)
     if chosen.answer is not None:
       return finish(tree, chosen.node, chosen.answer)
-    tree.metrics['searches'] += 1
+    tree.metrics['searches'] += chosen.asked
     tree.metrics['found'] += chosen.found
     node = chosen.node.append(chosen.observation, Role.OBSERVATION)
   finish(tree, node, None, spent=True)

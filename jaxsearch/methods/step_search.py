@@ -19,6 +19,7 @@ import numpy as np
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
+from jaxsearch.methods.actions import read
 from jaxsearch.methods.credit import credit_with_critic, rewarded
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
@@ -53,7 +54,7 @@ def reward(tree: Tree, key_weight: float = 0.618) -> float:
   thought = any(element.name == 'think' for span in written for element in grammar.elements(span))
   well_formed = rounds(tree) and thought and formats.only_box(written, 'answer') is not None  # section 2.3.1
   answer = f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
-  queries = [grammar.search_query(node.text) for node in rounds(tree)]
+  queries = [read(node).query for node in rounds(tree)]
   keys = search_keys(queries, tree.question.metadata.get('steps', ()))
   tree.metrics.update(reward_answer=answer, reward_keys=keys)
   return answer + key_weight * keys

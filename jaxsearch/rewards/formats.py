@@ -5,7 +5,8 @@ element reaches across an observation.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxsearch.trees import grammar
 
@@ -40,24 +41,14 @@ def unwrapped(text: str) -> str:
   return text.strip()
 
 
-def chain_format(spans: Sequence[str]) -> float:
+def chain_format(spans: Sequence[Any], is_turn: Callable[[Any, str], bool] = grammar.is_turn) -> float:
   """Returns 1.0 if every span is `<think>…</think>` and a search, the last one an answer instead; else 0.0.
 
-  Search-R1's `is_valid_sequence` (`qa_em_format.py`), CuSearch's binary format indicator: only white space
-  between the elements, no unclosed tag, no empty action. Characters that are no part of a word may follow the
-  action, since the token that closes it may carry them.
+  Search-R1's `is_valid_sequence` (`qa_em_format.py`), CuSearch's binary format indicator. `is_turn` is that
+  of another grammar, about its spans.
   """
   actions = ['search'] * (len(spans) - 1) + ['answer']
-  return float(bool(spans) and all(map(_is_turn, spans, actions)))
-
-
-def _is_turn(span: str, action: str) -> bool:
-  elements = grammar.elements(span)
-  if [element.name for element in elements] != ['think', action]:
-    return False
-  think, acted = elements
-  around = span[:think.start] + span[think.end:acted.start]
-  return bool(acted.content and not around.strip() and re.fullmatch(r'[^\w<]*', span[acted.end:]))
+  return float(bool(spans) and all(map(is_turn, spans, actions)))
 
 
 def r_search_format(spans: Sequence[str], searched: bool, *, gamma_evidence: float = 0.2,

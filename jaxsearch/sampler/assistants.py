@@ -15,9 +15,10 @@ from jaxsearch.sampler.requests import GREEDY, Generate, Growth, Sampling, Score
 from jaxsearch.trees.tree import Role, Tree
 
 
-def first_requests(grow: Grow, question: Question, tokenizer: Any) -> list[Generate | Score]:
+def first_requests(grow: Grow, question: Question, tokenizer: Any,
+                   grammar: Any = None) -> list[Generate | Score]:
   """Returns what `grow` first asks of the policy, if searches find nothing and other tools fail."""
-  tree = Tree(tokenizer, question, np.random.default_rng(0))
+  tree = Tree(tokenizer, question, np.random.default_rng(0), grammar)
   growth, reply = grow(question, tree), None
   while True:
     try:

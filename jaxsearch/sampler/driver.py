@@ -61,11 +61,13 @@ class Agent:
     grow: a method's `grow` with its settings bound, see jaxsearch/methods.
     tools: search, sandbox, other models.
     sampling: temperature, top-p and top-k where a request names none.
+    grammar: of its trees, see trees/grammars.py.
   """
   engine: Any
   grow: Grow
   tools: Tools
   sampling: Sampling
+  grammar: Any = None
 
 
 @memory.named('sampling', memory.SAMPLER)
@@ -90,7 +92,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, samp
   """
   numbers = range(len(questions)) if numbers is None else numbers
   words = np.asarray(jax.random.key_data(key)).ravel().tolist()
-  trees = [Tree(agent.engine.tokenizer, question, np.random.default_rng([*words, number]))
+  trees = [Tree(agent.engine.tokenizer, question, np.random.default_rng([*words, number]), agent.grammar)
            for question, number in zip(questions, numbers, strict=True)]
   for tree in trees:
     tree.length = agent.engine.length

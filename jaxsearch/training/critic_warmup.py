@@ -238,9 +238,10 @@ class Policy:
   def _grow(self, part: Sequence[tuple[int, tuple]], seed: int, name: str) -> dict[int, Tree]:
     """Returns {place: tree} of rollouts, pruned and with their rewards."""
     config, method, trees = self.config, find_method(self.config.method), {}
-    changes = {kind: dict(config.grow) | _changes(config.critic_warmup, kind) for kind in curation.KINDS}
-    grow = lambda question, tree: method.grow(question, tree, **changes[question.metadata['kind']])
-    agent = Agent(self.engine, grow, Tools(), Sampling(config.sampler.temperature))
+    grows = {kind: setup.bind_grow(config, **_changes(config.critic_warmup, kind)) for kind in curation.KINDS}
+    grow = lambda question, tree: grows[question.metadata['kind']](question, tree)
+    agent = Agent(self.engine, grow, Tools(), Sampling(config.sampler.temperature),
+                  setup.open_grammar(config, self.engine.tokenizer))
     key = jax.random.fold_in(jax.random.key(config.seed), seed)
     for with_second in (False, True):
       asked = {place: dataclasses.replace(question, metadata=question.metadata | {'kind': kind})

@@ -18,7 +18,7 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context
 from jaxsearch.parallel import transfer
-from jaxsearch.sampler.driver import rollout
+from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner
 from jaxsearch.training.rollout_file import note_call
@@ -75,7 +75,7 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
   config = learner.config
   context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
   if saved and saved['step'] == step:
-    return restore(saved, config.group_size, learner.agent.engine.tokenizer, questions, context)
+    return restore(saved, config.group_size, learner.agent, questions, context)
   agent = prepare(learner, step)
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
@@ -89,13 +89,14 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
   return Growing(context, sizes, list(asked), outcome, abandoned)
 
 
-def restore(saved: dict[str, Any], group_size: int, tokenizer, questions: Sequence[Question],
+def restore(saved: dict[str, Any], group_size: int, agent: Agent, questions: Sequence[Question],
             context: Context) -> Growing:
   """Returns the finished rollout that `Growing.state` described, on any number of processes."""
   context.rng.bit_generator.state = saved['rng']
   context.metrics.update(saved['metrics'])
   asked, grown = local_trees(questions, saved['sizes'], group_size), dict(saved['trees'])
-  trees = [Tree.from_json(grown[number], tokenizer, question) for number, question in asked.items()]
+  trees = [Tree.from_json(grown[number], agent.engine.tokenizer, question, agent.grammar)
+           for number, question in asked.items()]
   taken, metrics = saved['sampled'][transfer.local_part()], dict(saved['sampled'][0])
   for name, value in metrics.items():  # counts of the processes whose place this one takes
     if isinstance(value, (int, float)):

@@ -42,6 +42,7 @@ CARL = Tags(observation='output', others=('context',))  # arXiv 2605.27788
 # What begins or ends a turn in the usual chat templates: for texts shown to a model whose tokenizer is not
 # known here.
 CONTROL = ('<|', '<s>', '</s>', '<bos>', '<eos>', '[INST]', '[/INST]', '<start_of_turn>', '<end_of_turn>')
+NOTHING = 'No documents were found.\n'
 FENCE = '\n```\n'  # ends a block; that of a block of Python ends an invoke segment
 
 
@@ -80,6 +81,19 @@ def answer(text: str, tags: Tags = SEARCH_R1) -> str | None:
   return answers[-1] or None if answers else None
 
 
+def is_turn(text: str, action: str, tags: Tags = SEARCH_R1) -> bool:
+  """Tells whether a span is a thought and an action that is not empty, white space between them alone.
+
+  Characters that are no part of a word may follow the action, since the token that closes it may carry them.
+  """
+  found = elements(text, tags)
+  if [element.name for element in found] != [tags.think, action]:
+    return False
+  think, acted = found
+  around = text[:think.start] + text[think.end:acted.start]
+  return bool(acted.content and not around.strip() and re.fullmatch(r'[^\w<]*', text[acted.end:]))
+
+
 def python_block(text: str) -> str | None:
   """Returns the last closed block of Python; None without one, if it is empty, or if words follow it."""
   blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(.*?)\n```[ \t]*(?=\n|$)', text, re.DOTALL))
@@ -99,7 +113,7 @@ def context_block(text: str) -> tuple[str, bool]:
 def information(documents: Sequence[Document], special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
   """Writes the observation with retrieved documents, best first, in Search-R1's format, neutralised."""
   safe = functools.partial(neutralise, special_tokens=tuple(special_tokens), tags=tags)
-  return _observation(listed(documents, safe) or 'No documents were found.\n', tags)
+  return observation(listed(documents, safe) or NOTHING, tags)
 
 
 def listed(documents: Sequence[Document], safe: Callable[[str], str] = str) -> str:
@@ -123,7 +137,7 @@ def context(text: str, special_tokens: Iterable[str]) -> str:
 
 def failure(reason: str, special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
   """Writes the observation after a tool that failed. The reason may quote a server: it is neutralised too."""
-  return _observation(f'The search failed: {neutralise(reason.strip(), special_tokens, tags)}\n', tags)
+  return observation(f'The search failed: {neutralise(reason.strip(), special_tokens, tags)}\n', tags)
 
 
 def invalid_action(tags: Tags = SEARCH_R1) -> str:
@@ -133,7 +147,8 @@ def invalid_action(tags: Tags = SEARCH_R1) -> str:
           f'To finish, I write the answer between <{tags.answer}> and </{tags.answer}>. I try again.\n')
 
 
-def _observation(body: str, tags: Tags) -> str:
+def observation(body: str, tags: Tags) -> str:
+  """Writes what a tool gave, which is inert, between the tags of an observation."""
   return f'\n<{tags.observation}>{body}</{tags.observation}>\n'
 
 

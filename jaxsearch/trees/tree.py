@@ -19,6 +19,7 @@ import numpy as np
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
+from jaxsearch.trees import grammars
 
 
 class Role(enum.Enum):
@@ -131,12 +132,14 @@ class Metrics(dict):
 class Tree:
   """Holds all spans of one question; `grow` fills in `answer`, `stop` and `metrics`, `credit` the `reward`.
 
-  `tokenizer` has `encode(text) -> ids` and `decode(ids) -> text`; `rng` is seeded for each tree.
+  `tokenizer` has `encode(text) -> ids` and `decode(ids) -> text`; `rng` is seeded for each tree; `grammar` is
+  one of grammars.py, without one that of Search-R1's tags.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None,
-               rng: np.random.Generator | None = None):
+               rng: np.random.Generator | None = None, grammar: Any = None):
     self.tokenizer = tokenizer
+    self.grammar = grammar or grammars.Tagged(tokenizer)
     self.question = question
     self.root = Node(self, None, Role.ROOT, [])
     self.length = math.inf  # tokens that a path may have, see `room`
@@ -162,9 +165,10 @@ class Tree:
     return json.loads(json.dumps(record, default=_plain))
 
   @classmethod
-  def from_json(cls, record: dict[str, Any], tokenizer: Any, question: Question) -> Tree:
+  def from_json(cls, record: dict[str, Any], tokenizer: Any, question: Question,
+                grammar: Any = None) -> Tree:
     """Returns the tree of `to_json`, to the bit."""
-    tree = cls(tokenizer, question)
+    tree = cls(tokenizer, question, grammar=grammar)
     tree.answer, tree.reward = record['answer'], record['reward']
     tree.stop = record['stop'] and Stop(record['stop'])
     tree.metrics = Metrics(record['metrics'])

@@ -1,6 +1,8 @@
 """Drives `grow` without a sampler: the test says what the policy writes and what the tools reply, and sees
 what was requested."""
 
+import sys
+
 import numpy as np
 
 from jaxsearch.data.corpus import Document
@@ -8,6 +10,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, search_r1
 from jaxsearch.sampler.requests import LENGTH, Ask, Generate, RunPython, Score, Search, ToolFailure, Tools
 from jaxsearch.tools.calls import ToolCall
+from jaxsearch.trees import grammars
+from jaxsearch.trees.grammar import SEARCH_R1
 from jaxsearch.trees.tree import Role, Tree
 
 QUESTION = Question('q1', 'Who wrote it?', ('Ada Lovelace', 'Lovelace'))
@@ -35,7 +39,7 @@ def context(step=1):
 
 def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow, asked=None, printed='',
           scored=None,
-          logprobs=None, seed=0, template='world', **settings):
+          logprobs=None, seed=0, template='world', tags=None, **settings):
   """Grows a tree; returns (tree, requests, observations). A list of requests is served at once, and recorded
   one by one.
 
@@ -46,9 +50,11 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
       request. A `scored` that is no function is the log-probability of every token of every continuation.
     logprobs: for each span the log-probability of all of its tokens; by default spans have none.
     stops: why each span ends; by default the stop string at its end, or LENGTH.
+    tags: of the tree; by default those of the method that `grow` is of.
     settings: arguments of `grow`.
   """
-  tree = Tree(Letters(), question, np.random.default_rng(seed))
+  tags = tags or getattr(sys.modules.get(getattr(grow, '__module__', '')), 'TAGS', SEARCH_R1)
+  tree = Tree(Letters(), question, np.random.default_rng(seed), grammars.of_tags(Letters(), tags))
   requests, spans, reasons, chances = [], list(said), list(stops or ()), list(logprobs or ())
 
   def serve(request):

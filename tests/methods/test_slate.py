@@ -7,6 +7,7 @@ from jaxsearch.methods import slate
 from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, ToolFailure
+from jaxsearch.trees.grammars import Called
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
 from tests.methods.driving import context
@@ -61,8 +62,9 @@ def test_one_sibling_goes_on_with_its_documents():
 
 
 def test_the_choice_follows_the_softmax():
-  candidates = [Action(None, '', 'query', None), Action(None, '', None, 'answer'),
-                Action(None, '', None, None), Action(None, '', 'another query', None)]
+  search, other = ([Called('search', {'query': query})] for query in ('query', 'another query'))
+  candidates = [Action(None, '', search, None), Action(None, '', (), 'answer'), Action(None, '', (), None),
+                Action(None, '', other, None)]
   advantages = np.array([1.0, 0.0, 5.0, -1.0])
   rng = np.random.default_rng(0)
   picks = [candidates.index(slate.choose(candidates, advantages, 0.7, False, rng)) for _ in range(4000)]

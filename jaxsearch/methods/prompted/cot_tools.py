@@ -6,11 +6,12 @@ the first one; 'optional' leaves that to the model.
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
+from jaxsearch.methods.actions import read
 from jaxsearch.methods.prompted import write
 from jaxsearch.sampler.requests import Generate, Growth
-from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 
+TAGS, TOOLS = carl.TAGS, carl.TOOLS
 REFUSED = '\nNo program has run yet. I first write a block of Python.\n'
 
 
@@ -27,17 +28,17 @@ def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int
   node = write(tree, 'tools_forced' if always else 'tools', prompts, chat)
   for turn in range(max_turns + 1):
     node = yield from carl.think(node, True, max_tokens)
-    code = grammar.python_block(node.text_without_end)
-    refused = code is None and always and node.tokens and not tree.metrics['searches']
-    if turn == max_turns or (code is None and not refused):
+    action = read(node)
+    refused = not action.calls and always and node.tokens and not tree.metrics['searches']
+    if turn == max_turns or not (action.calls or refused):
       break
     if refused:
       tree.metrics['refused'] += 1
       node = node.append(REFUSED, Role.OBSERVATION)
       continue
-    raw = yield from carl.invoke(tree, node, code, 'working')
+    raw = yield from carl.invoke(action, 'working')
     if forget:
       written = yield Generate(raw, stop=('</context>',), max_tokens=max_tokens)
       raw = carl.assimilate(tree, node, written)
     node = raw
-  carl.commit(tree, node, code)
+  carl.commit(tree, action)

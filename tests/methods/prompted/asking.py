@@ -32,7 +32,7 @@ def ask(method, folder, said, **settings):
   for name, text in PROMPTS.items():
     (folder / f'{name}.txt').write_text(text)
   grow = lambda question, tree, template, **own: method.grow(question, tree, **own)
-  return drive(said, grow=grow, prompts=str(folder), **settings)
+  return drive(said, grow=grow, prompts=str(folder), tags=getattr(method, 'TAGS', None), **settings)
 
 
 def shown(requests):
