@@ -126,6 +126,8 @@ def get_config():
     pages=0,                         # of the KV cache, 32 tokens each; 0 is room for half of the slots at
                                      # full length, on a CPU for all. Without room, what waits for a tool is
                                      # computed again later
+    weights='same',                  # 'int8' or 'fp8': samples (evaluations too) with matrices of 8 bits, which
+                                     # needs importance weights; 'same': with those that are trained
     temperature=1.0,                 # of rollouts in training
     max_observation=512,             # tokens of an observation, documents or output of a program: more is cut
                                      # off
@@ -179,8 +181,9 @@ def get_config():
     dual_clip=config_dict.placeholder(float),  # c > 1 bounds the loss of negative advantages at c times them;
                                      # None is off
     importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
-                                     # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16 or with
-                                     # train.async_steps=1 (unless train.old_logprobs='sampler'), else off
+                                     # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16, with
+                                     # train.async_steps=1 or sampler.weights in 8 bits (unless
+                                     # train.old_logprobs='sampler'), else off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,
   )

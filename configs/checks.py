@@ -55,6 +55,7 @@ FIELDS = {
   'python.output': '>= 1 and <= 1000000',
   'python.workers': '>= 1 and <= 1024',
 
+  'sampler.weights': ('same', 'int8', 'fp8'),
   'sampler.temperature': '> 0',
   'sampler.max_observation': COUNT,
   'sampler.tool_workers': COUNT,
@@ -242,6 +243,9 @@ def together(config, training):
   if train.async_steps and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
     yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects "
            "nothing for the older parameters that sampled; leave the cap at None")
+  if config.sampler.weights != 'same' and (train.old_logprobs == 'sampler' or loss.importance_cap == 0):
+    yield (f'sampler.weights={config.sampler.weights!r} needs importance weights; leave loss.importance_cap and '
+           'train.old_logprobs at None')
   adaptive, smallest, largest = (config.sizes.get(name) for name in ('adaptive', 'smallest', 'largest'))
   if adaptive and smallest and largest and not 2 <= smallest <= config.group_size <= largest:
     yield (f'sizes.smallest={smallest} <= group_size={config.group_size} <= sizes.largest={largest} must '

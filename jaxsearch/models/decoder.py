@@ -19,6 +19,7 @@ from flax import nnx
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.attention import dense_attention, matmul
 from jaxsearch.models.kernels import tree_attention
+from jaxsearch.models.quantised import Quantised
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
 _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -44,7 +45,9 @@ _with_gradient_of.defvjp(lambda value, low: (value, None), lambda _, gradient: (
 
 
 def _product(x, w):
-  """Multiplies as `matmul`, with an adapted matrix too."""
+  """Multiplies as `matmul`, with an adapted or quantised matrix too."""
+  if isinstance(w, Quantised):
+    return w.multiply(x)
   if not isinstance(w, Adapted):
     return matmul(x, w)
   low = matmul(matmul(jax.lax.stop_gradient(x), w.a), w.b)
@@ -157,11 +160,12 @@ def _block(config, weights, x, angles, attend):
   """Runs one transformer layer: attention and gated feed-forward, each added to the residual stream."""
   dtype, (B, T, _), h = x.dtype, x.shape, config.head_dim
   matrices = {name: value for name, value in weights.items() if 'norm' not in name}
-  w = jax.tree.map(lambda matrix: matrix.astype(dtype), matrices)
+  quantised = lambda matrix: isinstance(matrix, Quantised)
+  w = jax.tree.map(lambda w: w if quantised(w) else w.astype(dtype), matrices, is_leaf=quantised)
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
   if 'qkv' in w:
-    together = matmul(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
+    together = _product(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
     q, k, v = together[..., :-2, :].reshape(B, T, -1, h), together[..., -2, :], together[..., -1, :]
   else:
     q, k, v = (_product(y, w[name]).reshape(B, T, -1, h) for name in 'qkv')
@@ -176,7 +180,7 @@ def _block(config, weights, x, angles, attend):
 
   y = rms_norm(x, weights['mlp_norm'], config.norm_eps)
   if 'gate_up' in w:
-    gate, up = jnp.split(matmul(y, w['gate_up']), 2, axis=-1)
+    gate, up = jnp.split(_product(y, w['gate_up']), 2, axis=-1)
   else:
     gate, up = _product(y, w['gate']), _product(y, w['up'])
   return x + _product(jax.nn.silu(gate) * up, w['down']), cache

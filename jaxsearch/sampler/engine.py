@@ -16,9 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
-from jaxsearch.models.architecture import DecoderConfig, parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import INPUTS, DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import fuse, unstack
 from jaxsearch.models.kernels import paged_attention
+from jaxsearch.models.quantised import Quantised, quantise
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment
@@ -62,13 +63,14 @@ class Engine(Device):
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
       `slots` and `pages` are rounded up to a multiple of the lanes.
+    weights: 'same', or what the matrices of layers are for sampling: 'int8', 'fp8'; see models/quantised.py.
   """
 
   @memory.named('opening the sampler', memory.SAMPLER)
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, pages: int = 0,
                deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
-               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0):
+               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0, weights: str = 'same'):
     super().__init__(tokenizer)
     if slots < 1 or length < 2:
       raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')
@@ -81,7 +83,7 @@ class Engine(Device):
     # stand for.
     if devices.size == 1 and platform == 'cpu':
       config = dataclasses.replace(config, dtype='float32')
-    self.config, self.length = config, length
+    self.config, self.length, self.weights = config, length, weights
     self.deterministic, self.tool_patience = deterministic, tool_patience
     self.episode_deadline = math.inf if episode_deadline is None else episode_deadline
     split = math.gcd(devices.size, config.num_kv_heads, tensor)
@@ -116,7 +118,7 @@ class Engine(Device):
     pool = (heads, self.lanes * self._pages, PAGE, width)
     self._pooled, self._split = kept('tensor', segment.LANES), kept(segment.LANES, 'tensor')
     self._allocate = segment.allocator(config, (pool, pool), self._pooled)
-    self._prepare = _prepare(config, rounding, self._mesh, self._whole)
+    self._prepare = _prepare(config, rounding, weights, self._mesh, self._whole)
     self._tables = segment.Tables(np.zeros((STATES, config.vocab_size), np.int16),
                                   np.zeros((FORBIDDEN, config.vocab_size), bool))
 
@@ -130,8 +132,8 @@ class Engine(Device):
     struct = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
     given = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, self.config.dtype),
                          parameter_shapes(self.config), is_leaf=lambda shape: isinstance(shape, tuple))
-    placed = sampling_layout(self.config, self._mesh, self._whole)
     params = jax.eval_shape(self._prepare, given)
+    placed = sampling_layout(self.config, self.weights, self._mesh, self._whole)
     params = jax.tree.map(struct, params, placed if self._mesh else jax.tree.map(lambda _: placed, params))
     width, window = self._widths[-1], self._windows[-1]
     keep = lambda make, sharding: jax.tree.map(lambda x: struct(x, sharding), jax.eval_shape(make))
@@ -193,26 +195,38 @@ class Engine(Device):
 
 
 @functools.cache
-def _prepare(config: DecoderConfig, rounding: str, mesh: Mesh | None, whole: Sharding) -> Callable:
+def _prepare(config: DecoderConfig, rounding: str, weights: str, mesh: Mesh | None,
+             whole: Sharding) -> Callable:
   """Compiles the cast and unstacking of parameters for sampling: fused on one device, or split over `tensor`.
 
-  They are rounded as a cast to the dtype `rounding` would; XLA leaves out a cast there and back.
+  They are rounded as a cast to the dtype `rounding` would; XLA leaves out a cast there and back. Then they
+  are quantised, as `weights` says.
   """
   kept = jnp.finfo(rounding)
 
   def prepare(params):
     rounded = lambda p: jax.lax.reduce_precision(p, kept.nexp, kept.nmant).astype(config.dtype)
     params = unstack(jax.tree.map(rounded, params), config.num_layers)
-    return fuse(config, params) if mesh is None else params
+    params = fuse(config, params) if mesh is None else params
+    if weights == 'same':
+      return params
+    return params | {'layers': [quantise(layer, weights) for layer in params['layers']]}
 
-  return jax.jit(prepare, out_shardings=sampling_layout(config, mesh, whole))
+  return jax.jit(prepare, out_shardings=sampling_layout(config, weights, mesh, whole))
 
 
-def sampling_layout(config: DecoderConfig, mesh: Mesh | None, whole: Sharding) -> Sharding | dict:
+def sampling_layout(config: DecoderConfig, weights: str, mesh: Mesh | None,
+                    whole: Sharding) -> Sharding | dict:
   """Returns where the sampler's parameters lie: all of them whole, or split over `tensor`."""
   if mesh is None:
     return whole
   shardings = meshes.shardings(parameter_axes(config), parameter_shapes(config), mesh)
-  layer = {name: NamedSharding(mesh, PartitionSpec(*stacked.spec[1:]))
-           for name, stacked in shardings['layers'].items()}
+
+  def placed(name, spec):
+    if weights == 'same' or name not in INPUTS:
+      return NamedSharding(mesh, PartitionSpec(*spec))
+    return Quantised(NamedSharding(mesh, PartitionSpec(*spec)),
+                     NamedSharding(mesh, PartitionSpec(*spec[INPUTS[name]:])))
+
+  layer = {name: placed(name, stacked.spec[1:]) for name, stacked in shardings['layers'].items()}
   return shardings | {'layers': [layer] * config.num_layers}

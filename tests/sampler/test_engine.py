@@ -5,9 +5,11 @@ import random
 import time
 
 import jax
+import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxsearch.models.architecture import INPUTS
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.vocabulary import target_logprobs
 from jaxsearch.sampler.driver import GrowthError
@@ -91,13 +93,37 @@ def test_captured_logprobs_are_those_of_the_trainer(make_engine, config, params)
     yield Generate(second.append(PROMPTS[1], Role.OBSERVATION), max_tokens=11)
 
   trees, _ = run(make_engine(temperature=0.7), [grow] * 5)
+  captured, expected = logprobs_of(trees, config, params, temperature=0.7)
+  assert len(captured) == sum(tree.count(Role.POLICY) for tree in trees)
+  np.testing.assert_allclose(captured, expected, atol=1e-4)
+
+
+def logprobs_of(trees, config, params, temperature):
+  """The log-probabilities of sampled tokens as captured, and by a trainer with these parameters."""
   rows = lay_out(trees, 256, pad_id=0)
   hidden = hidden_states(config, params, rows.tokens, rows.positions, rows.visible_until)
   states = np.take_along_axis(np.asarray(hidden), rows.previous[..., None], axis=1)
-  logprobs, _ = target_logprobs(params, states, rows.tokens, temperature=0.7)
+  logprobs, _ = target_logprobs(params, states, rows.tokens, temperature=temperature)
   trained = rows.loss_weights > 0
-  assert trained.sum() == sum(tree.count(Role.POLICY) for tree in trees)
-  np.testing.assert_allclose(rows.sampler_logprobs[trained], np.asarray(logprobs)[trained], atol=1e-4)
+  return rows.sampler_logprobs[trained], np.asarray(logprobs)[trained]
+
+
+@pytest.mark.parametrize(('weights', 'gap'), [('int8', 0.05), ('fp8', 0.2)])
+def test_weights_of_8_bits_are_those_that_sample(make_engine, config, params, weights, gap):
+  """Each output has 127 steps of its own on either side of 0, or three bits behind the first."""
+  trees, _ = run(make_engine(weights=weights), chains(PROMPTS * 2))
+  captured, full = logprobs_of(trees, config, params, temperature=1.0)
+  print(np.abs(captured - full).mean(), np.abs(captured - full).max())
+  assert 1e-3 < np.abs(captured - full).mean() < gap
+
+  def rounded(name, w):
+    inputs = tuple(range(1, 1 + INPUTS[name]))
+    scale = np.abs(w).max(inputs, keepdims=True) / (127 if weights == 'int8' else 448)
+    return scale * (np.rint(w / scale) if weights == 'int8' else (w / scale).astype(ml_dtypes.float8_e4m3fn))
+
+  layers = {name: rounded(name, np.asarray(w)) if name in INPUTS else w for name, w in params['layers'].items()}
+  captured, expected = logprobs_of(trees, config, params | {'layers': layers}, temperature=1.0)
+  np.testing.assert_allclose(captured, expected, atol=2e-3)  # a weight between two steps may be rounded to either
 
 
 def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params):

@@ -49,6 +49,13 @@ def test_tokens_are_those_of_one_device(engine, make_engine):
   assert together['episodes'] == 17 and together['tokens_decoded'] == alone['tokens_decoded']
 
 
+def test_weights_of_8_bits_are_split_as_others(make_engine, split):
+  mesh, params = split
+  one, _ = run(make_engine(weights='int8'), chains(PROMPTS))
+  other, _ = run(make_engine(mesh=mesh, params=params, weights='int8', **LANES), chains(PROMPTS))
+  assert tokens_of(one) == tokens_of(other)
+
+
 def test_siblings_compute_their_prefix_once(engine):
   (tree,), metrics = run(engine, [siblings])
   prefix = len(tree.nodes(Role.PROMPT)[0].tokens)
