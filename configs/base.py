@@ -43,7 +43,8 @@ def get_config():
   config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all
                                      # but matrix products) or 'full' (all but the inputs of layers)
   config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only
-                                     # blocks in which something is visible) or 'dense'
+                                     # blocks in which something is visible), 'flash' (JAX's own kernels; each path
+                                     # is then computed by itself, shared prefixes again and again) or 'dense'
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a

@@ -25,7 +25,7 @@ FIELDS = {
   'seed': '>= 0 and <= 4294967295',
   'dtype': ('float32', 'bfloat16'),
   'remat': ('none', 'dots', 'full'),
-  'attention': ('auto', 'dense'),
+  'attention': ('auto', 'flash', 'dense'),
   'checkpoint_every': COUNT,
   'keep_checkpoints': COUNT,
   'log': ('wandb', 'trackio'),

@@ -95,7 +95,7 @@ def open_critic(config: ml_collections.ConfigDict,
 
   def assess(trees: Sequence[Tree]) -> None:
     if trees := [tree for tree in trees if any(node.tokens for node in tree.nodes(Role.POLICY))]:
-      packed = batches.pack(trees, mesh, settings)
+      packed = batches.pack(trees, mesh, settings, attention=model_config.attention)
       batches.note(packed, value_step(params, packed.batch), 'values')
 
   return assess

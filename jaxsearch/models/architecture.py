@@ -39,7 +39,7 @@ class DecoderConfig:
   max_position: int = 32768
   dtype: str = 'float32'  # of activations
   remat: str = 'none'  # 'none' | 'dots' (keep matrix products) | 'full' (keep layer inputs only)
-  attention: str = 'auto'  # over rows: 'auto' (on TPUs and GPUs the kernel that skips) | 'dense'
+  attention: str = 'auto'  # over rows, see `decoder.row_attention`: 'auto' | 'flash' | 'dense'
 
   def __post_init__(self):
     if self.num_heads % self.num_kv_heads:

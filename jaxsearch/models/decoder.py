@@ -18,7 +18,7 @@ from flax import nnx
 
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.attention import dense_attention, matmul
-from jaxsearch.models.kernels import tree_attention
+from jaxsearch.models.kernels import flash_attention, tree_attention
 from jaxsearch.models.quantised import Quantised
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
@@ -189,14 +189,16 @@ def _block(config, weights, x, angles, attend):
 def row_attention(config: DecoderConfig, visible_until):
   """Returns the attention over rows `visible_until` [B,T]: (q [B,T,H,h], k, v [B,T,K,h]) -> [B,T,H,h].
 
-  A kernel that visits only what is visible, in a program traced for TPUs or GPUs (`parallel.mesh.ambient`);
-  elsewhere dense.
+  A kernel in a program traced for TPUs or GPUs (`parallel.mesh.ambient`): 'auto' visits only what is visible,
+  'flash' is for rows of plain chains. Elsewhere dense.
   """
   platform = ambient_platform()
   if config.attention == 'auto' and platform in tree_attention.KERNELS:
     width = config.head_dim * jnp.dtype(config.dtype).itemsize
     group = config.num_heads // config.num_kv_heads
     return tree_attention.over_rows(visible_until, group, width, platform)
+  if config.attention == 'flash' and platform in flash_attention.BLOCK:
+    return flash_attention.over_rows(visible_until, platform)
   return functools.partial(dense_attention, visible_until=visible_until)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.models.kernels import paged_attention
+from jaxsearch.models.kernels import flash_attention, paged_attention
 from jaxsearch.parallel.compiled import Collective, traffic
 from jaxsearch.planning import programs
 
@@ -59,6 +59,9 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
     elif params.get('name') == paged_attention.NAME:
       flops, moved = paged_attention.cost(*(variable.aval for variable in equation.invars))
       once += flops, moved, moved
+    elif name == 'pallas_call' and (
+        flops := flash_attention.flops(params['name'], *(variable.aval for variable in equation.invars))):
+      once[:2] += flops, sum(read) + sum(written)
     elif name == 'dot_general':
       (contracted, _), _ = params['dimension_numbers']
       terms = math.prod(equation.invars[0].aval.shape[axis] for axis in contracted)

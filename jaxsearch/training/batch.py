@@ -61,7 +61,7 @@ class Packed:
   tokens_of_all: int  # without padding
 
 
-def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, at_most: int = 0,
+def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: str, at_most: int = 0,
          share_trained: bool = True, ref: bool = False, critic: bool = False) -> Packed:
   """Lays out the trees that this process has, and packs those of all processes into one batch.
 
@@ -70,6 +70,7 @@ def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, at_most: in
 
   Args:
     settings: `config.train`.
+    attention: of the decoder; 'flash' takes rows of plain chains, see `lay_out`.
     at_most, ref, critic: see `make_batch`.
     share_trained: see `lay_out`.
   """
@@ -77,6 +78,7 @@ def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, at_most: in
   totals = sum(transfer.gather_objects(count_trained(trees)))
   rows = lay_out(trees, settings.row_length, pad_id=0, totals=totals, how=settings.aggregate,
                  penalties=settings.penalties, share_trained=share_trained,
+                 chains=attention == 'flash',
                  kl_on=lambda tree: all_kl or not tree.question.score(tree.answer))
   sizes = transfer.gather_objects((len(rows.tokens), int(rows.real.sum())))
   batch = make_batch(rows, settings.micro_rows, trees=at_most, ref=ref, critic=critic)

@@ -106,7 +106,8 @@ def open_imitation(config: ConfigDict, model_config: DecoderConfig, params: dict
 
   @memory.named('updating the policy', memory.UPDATE)
   def learn(state: states.TrainState, forest: Sequence[Tree]) -> tuple[states.TrainState, dict[str, float]]:
-    packed = batches.pack(forest[transfer.local_part()], mesh, settings, at_most=len(forest))
+    packed = batches.pack(forest[transfer.local_part()], mesh, settings, at_most=len(forest),
+                          attention=model_config.attention)
     state, result = train_step(state, packed.batch, base)
     return state, metrics.to_row(result) | {'padded_share': 1 - packed.rows.fill}
 

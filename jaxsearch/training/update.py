@@ -54,7 +54,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
   """Writes the critic's values onto the trained spans, if there is a critic."""
   if learner.values is not None:
     config = learner.config
-    packed = batches.pack(trees, learner.mesh, config.train,
+    packed = batches.pack(trees, learner.mesh, config.train, attention=config.attention,
                           at_most=config.questions_per_step * config.group_size)
     params = learner.state.params if config.critic.shared else learner.state.critic.params
     with transfer.issuing():
@@ -74,8 +74,8 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
   critic, settings = config.critic, config.train
   clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
   at_most = settings.mini_batch or config.questions_per_step * config.group_size
-  parts = [batches.pack(forest, learner.mesh, settings, at_most=at_most, share_trained=not clipped,
-                        ref=learner.reference is not None, critic=critic.enabled)
+  parts = [batches.pack(forest, learner.mesh, settings, attention=config.attention, at_most=at_most,
+                        share_trained=not clipped, ref=learner.reference is not None, critic=critic.enabled)
            for forest in batches.split(groups, settings.mini_batch, rng)]
   with clock('score'):
     parts = score(learner, parts)

@@ -69,7 +69,7 @@ class TrainingRows:
 
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', penalties: str = '',
-            share_trained: bool = True, totals: Sequence[int] | None = None,
+            share_trained: bool = True, chains: bool = False, totals: Sequence[int] | None = None,
             kl_on: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
@@ -80,6 +80,8 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     penalties: that of KL and entropy; '' is `how`.
     share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the
       credit.
+    chains: lays out each path by itself: then all of its tokens have one `visible_until`, and no others of
+      the row. What branches share is there again, with a loss in one of them.
     totals: `count_trained` of the whole batch, where `forest` is a part of it.
     kl_on: tells whether the KL to the reference is about a tree.
   Returns:
@@ -98,7 +100,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
   trees = collections.defaultdict(list)
   for tree in forest:
     trees[tree if tree.question is None else tree.question.id].append(tree)
-  tries = [trie for alike in trees.values() for trie in _tries(alike, length, share_trained)]
+  tries = [trie for alike in trees.values() for trie in _tries(alike, length, share_trained, chains)]
   packed = pack([sum(len(tokens) - shared for shared, tokens, _ in trie) for trie in tries], length)
   rows = _padding(max(len(packed), 1), length, pad_id)
   for row, indices in enumerate(packed):
@@ -194,8 +196,11 @@ def _trained_masks(tree: Tree) -> dict[Node, np.ndarray]:
   return {node: mask for node, mask in masks.items() if mask.any()}
 
 
-def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[Trie]:
-  """Merges the paths of trees where they begin alike, in as many tries as it takes for each to fit a row."""
+def _tries(trees: Sequence[Tree], length: int, share_trained: bool, chains: bool) -> Iterator[Trie]:
+  """Merges the paths of trees where they begin alike, in as many tries as it takes for each to fit a row.
+
+  As `chains`, every path is a trie.
+  """
   # A trained span that is not to be shared has a number of its own, in the upper half of its keys.
   paths, owners = [], {}
   for leaf in itertools.chain(*(tree.leaves() for tree in trees)):
@@ -210,7 +215,7 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool) -> Iterator[
     if len(key) > length:
       raise ValueError(f'a path has {len(key)} tokens, more than the {length} of a training row')
     shared = common_prefix(key, last)
-    if size + len(key) - shared > length:
+    if trie and (chains or size + len(key) - shared > length):
       yield trie
       trie, size, shared = [], 0, 0
     trie.append((shared, (key & 0xFFFFFFFF).astype(np.int32), path))

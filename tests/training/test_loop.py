@@ -124,6 +124,22 @@ def test_bfloat16_frees_the_sampler_for_the_update_and_weighs_what_it_rounds(con
     assert 0 < gap < 0.1 and weight == pytest.approx(1, abs=0.05) and weight != 1 and capped == 0
 
 
+@pytest.mark.parametrize('changes', [dict(attention='flash'), {'sampler.weights': 'int8'}])
+def test_ways_to_compute_change_no_more_than_rounding(config, changes):
+  """Chains in place of trees change sums alone; weights of 8 bits the tokens too, by which the gap is seen."""
+  config.steps, rows = 2, []
+  for change in ({}, changes):
+    config.out = f'{config.out}-{len(rows)}'
+    config.update_from_flattened_dict(change)
+    loop.train(config)
+    rows.append(rows_of(config, 'loss', 'grad_norm', 'kl', 'logprob_gap', 'importance_weight', 'tokens_in_rows'))
+  (*same, gap, _, tokens), (*others, other_gap, weight, other_tokens) = (of_run[1] for of_run in rows)
+  if 'attention' in changes:
+    assert others == pytest.approx(same, rel=1e-3, abs=1e-5) and other_tokens > tokens
+  else:
+    assert 10 * gap < other_gap < 1e-3 and weight == pytest.approx(1, abs=1e-3)  # random weights say little
+
+
 def grown_groups(questions: int = 48, size: int = 4) -> list[list[Tree]]:
   """Chains of up to four searches about different questions, with the values of a critic."""
   rng, groups = np.random.default_rng(0), []
@@ -187,7 +203,8 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
 @pytest.mark.parametrize('kl_on', ['all', 'wrong'])
 def test_the_kl_may_be_about_wrong_answers_alone(config, kl_on):
   config.train.update(kl_on=kl_on, row_length=1024)
-  pack = functools.partial(batches.pack, mesh=meshes.make_mesh(1, 8, 1), share_trained=False, ref=True)
+  pack = functools.partial(batches.pack, mesh=meshes.make_mesh(1, 8, 1), attention='auto', share_trained=False,
+                           ref=True)
   trees = [tree for group in grown_groups() for tree in group]
   search_r1.credit([trees], Context(0, np.random.default_rng(0), {}))
   rows = pack(trees, settings=config.train).rows

@@ -75,9 +75,13 @@ forests = st.lists(trees(), min_size=1, max_size=5)
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
-@hypothesis.given(forests, st.booleans(), st.sampled_from([40, 64, 256]))
-def test_every_token_lies_behind_its_path_and_sees_nothing_else(forest, share_trained, length):
-  rows = lay_out(forest, length, pad_id=PAD, share_trained=share_trained)
+@hypothesis.given(forests, st.booleans(), st.booleans(), st.sampled_from([40, 64, 256]))
+def test_every_token_lies_behind_its_path_and_sees_nothing_else(forest, share_trained, chains, length):
+  rows = lay_out(forest, length, pad_id=PAD, share_trained=share_trained, chains=chains)
+  if chains:  # a kernel that takes `visible_until` for numbers of chains sees the same
+    assert rows.real.sum() == sum(leaf.length for tree in forest for leaf in tree.leaves())
+    same = rows.visible_until[:, :, None] == rows.visible_until[:, None]
+    np.testing.assert_array_equal(tree_mask(rows.visible_until), np.tril(same))
   for tree in forest:
     for node in tree.walk():
       if node.tokens:
@@ -210,9 +214,9 @@ def assert_exact(forest, rows):
 
 
 @hypothesis.settings(max_examples=25, deadline=None)
-@hypothesis.given(forests, st.booleans())
-def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest, share_trained):
-  rows = lay_out(forest, LENGTH, pad_id=PAD, share_trained=share_trained)
+@hypothesis.given(forests, st.booleans(), st.booleans())
+def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest, share_trained, chains):
+  rows = lay_out(forest, LENGTH, pad_id=PAD, share_trained=share_trained, chains=chains)
   hypothesis.assume(len(rows.tokens) <= ROWS)
   assert_exact(forest, rows)
 
