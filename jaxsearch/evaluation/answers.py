@@ -172,8 +172,9 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
   """Evaluates on `config.eval` at each of its temperatures; yields the rows of evaluations.jsonl.
 
   The questions and the random key are the same at every step, so that runs and steps can be compared. A row
-  has the means over all questions, the figures of competence.py, what failed, and `samples`: the first
-  records. `assess` writes a critic's values onto the trees; all processes call it at once.
+  has the means over all questions, the figures of competence.py, what failed, `em_each` of the questions in
+  their order, and `samples`: the first records. `assess` writes a critic's values onto the trees; all
+  processes call it at once.
   """
   questions, tiers = read_held_out(config)
   part = transfer.local_part()  # every process answers some of them
@@ -187,4 +188,4 @@ def held_out(agent: Agent, config: ml_collections.ConfigDict, step: int,
     tables = competence.tables(records, tiers, config.eval.right)
     numbers = {name: value for name, value in tables.items() if isinstance(value, (int, float))}
     row = {'step': step, 'temperature': temperature} | means(records) | numbers | failures_of_all(counts)
-    yield row | {'samples': records[:SAMPLES]}
+    yield row | {'em_each': [record['em'] for record in records], 'samples': records[:SAMPLES]}

@@ -145,8 +145,8 @@ def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
   """Returns {'benchmarks': {name: figures}, 'macro': figures, 'hops': {kind of `HOPS`: figures}} of records.
 
   Records also have a `benchmark` and a `sample`, the number of the answer to the question. Figures are those
-  of `FIGURES`, `n` questions, `ci95` (the interval of em) and `intervals` of all; with several samples pass@k
-  and maj@k for k = 1, 2, 4, … . A figure that no question has is left out.
+  of `FIGURES`, `n` questions, `ci95` (the interval of em) and `intervals` of all; with several samples
+  pass@k, pass^k and maj@k for k = 1, 2, 4, … . A figure that no question has is left out.
 
   Args:
     in_corpus: golds that the corpus holds. Adds share_in_corpus, and em_in_corpus over those questions.
@@ -185,6 +185,7 @@ def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_b
   row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES if name in first}
   for k in (2 ** power for power in range(n.bit_length())) if n > 1 else ():
     row[f'pass@{k}'] = metrics.pass_at_k(n, int(sum(right)), k)
+    row[f'pass^{k}'] = metrics.pass_all_k(n, int(sum(right)), k)
     row[f'maj@{k}'] = metrics.maj_at_k([record['prediction'] for record in samples], right, k)
   if in_corpus is not None:
     row['share_in_corpus'] = float(any(gold in in_corpus for gold in first['golden_answers']))

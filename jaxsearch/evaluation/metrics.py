@@ -1,4 +1,5 @@
-"""Figures over the answers to questions: pass@k, maj@k, bootstrap intervals, paired tests. Pure functions.
+"""Figures over the answers to questions: pass@k, pass^k, maj@k, bootstrap intervals, paired tests. Pure
+functions.
 
 All average over questions: one that was answered n times counts as one, with the mean of its n values.
 """
@@ -22,6 +23,15 @@ def pass_at_k(n: int, right: int, k: int) -> float:
   arXiv 2107.03374, eq. 1).
   """
   return 1.0 - math.comb(n - right, k) / math.comb(n, k)
+
+
+def pass_all_k(n: int, right: int, k: int) -> float:
+  """Returns the chance that k of n answers, drawn without replacement, are all right: pass^k.
+
+  `C(right, k) / C(n, k)`, the unbiased estimate for k new answers (τ-bench, Yao et al. 2024, arXiv
+  2406.12045).
+  """
+  return math.comb(right, k) / math.comb(n, k)
 
 
 def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> float:

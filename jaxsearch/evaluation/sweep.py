@@ -8,6 +8,8 @@ A sweep is a config (see configs/claims) with these fields:
   variants   {name: overrides}; a `config` among them is a file that replaces `base`
   baseline   the variant that the others are compared with
   seeds      tuple
+  primary    if given: the variants whose difference to the baseline decides, for the correction of p
+  margin     if given: points of EM, the smallest difference that matters; 3
   out        folder; a run lives in OUT/VARIANT/SEED, its output in log.txt
   parallel   runs at a time; 0: one on each GPU, or one
 
@@ -40,6 +42,7 @@ from jaxsearch.training.row_files import read as read_rows
 
 FIELDS = dict(title=str, base=str, common=dict, variants=dict, baseline=str, seeds=tuple, out=str,
               parallel=int)
+OPTIONAL = dict(primary=tuple, margin=float)
 POLL_SECONDS = 0.5  # between two looks at the running processes
 LOG_LINES = 15      # shown of a failed run
 DEVICES = pathlib.Path('/dev')
@@ -88,14 +91,16 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Raises ValueError for a config that is no sweep or contradicts itself."""
-  for name, kind in FIELDS.items():
+  for name, kind in (FIELDS | {name: OPTIONAL[name] for name in set(config) & OPTIONAL.keys()}).items():
     if not isinstance(config.get(name), kind):
       raise ValueError(f'this config is no sweep: {name} should be a {kind.__name__} '
                        '(jaxsearch/evaluation/sweep.py lists the fields)')
-  if unknown := set(config) - FIELDS.keys():
+  if unknown := set(config) - FIELDS.keys() - OPTIONAL.keys():
     raise ValueError(f'a sweep has no field {min(unknown)!r}')
   if config.baseline not in config.variants:
     raise ValueError(f'baseline={config.baseline!r} is none of the variants {", ".join(config.variants)}')
+  if unknown := set(config.get('primary', ())) - set(config.variants):
+    raise ValueError(f'primary={min(unknown)!r} is none of the variants {", ".join(config.variants)}')
   if not config.seeds or len({seed for seed in config.seeds if isinstance(seed, int)}) < len(config.seeds):
     raise ValueError(f'seeds={config.seeds} should be different whole numbers')
   if config.parallel < 0:

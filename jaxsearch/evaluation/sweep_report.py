@@ -2,7 +2,9 @@
 
 Figures are the scores after the last step at each temperature, means over the training where a method has
 some, and the costs of the whole training. The tables show means over seeds and mean differences to the
-baseline, paired by seed, with 95 % intervals (Student's t). Unfinished runs are left out and listed.
+baseline, paired by seed, with 95 % intervals (Student's t). Where evaluations say what each question got, a
+table of verdicts follows: areas under EM against tokens spent, over seeds and questions together, see
+verdicts.py. Unfinished runs are left out and listed.
 """
 
 import json
@@ -13,7 +15,7 @@ import ml_collections
 import numpy as np
 from scipy.special import stdtrit
 
-from jaxsearch.evaluation import plots
+from jaxsearch.evaluation import plots, verdicts
 from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
 from jaxsearch.evaluation.plots import STEP, TOKENS
 from jaxsearch.evaluation.sweep import SweepRun, finished
@@ -26,11 +28,18 @@ COSTS = {'tokens_generated': Figure('tokens generated (k)', None, 1e-3, ',.0f'),
          'tokens_trained': Figure('trained (k)', None, 1e-3, ',.0f'),
          'seconds': Figure('seconds', None, 1, ',.0f')}
 MAX_COLUMNS = 15  # that fit on a page
+MARGIN = 3.0      # points of EM, the smallest difference that matters, where a sweep names none
 FOOTNOTE = (
   'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
   "seeds (Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant "
-  'difference. Nothing is corrected for multiple comparisons. Seconds are those of the training steps, '
+  'difference. Nothing here is corrected for multiple comparisons. Seconds are those of the training steps, '
   'without evaluation, saving and compilation.')
+SPENT = ('tokens_decoded', 'tokens_prefilled')
+VERDICTS = (
+  'Against {baseline}, {label}: EM at the end, and the area under EM against tokens decoded and prefilled, '
+  'up to {budget:,.0f} k tokens. 95 % intervals over seeds and questions together, paired by both; '
+  'p corrected over the variants with a verdict (Holm). Seeds needed: for {margin:g} points of area, with '
+  '80 % power.')
 # Axes of the plots.
 MINUTES, REWARD = 'minutes of training steps', 'mean reward, smoothed'
 SEARCHES = 'searches of a rollout, smoothed'
@@ -75,9 +84,10 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
   before = estimates([scores(run, 0) for run in done])
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,
+    'margin': config.get('margin', MARGIN),
     'steps': sorted({run.config.steps for run in done}),
     'questions': sorted({row['n'] for run in done for row in evaluations(run)}),
-    'before': {key: of['mean'] for key, of in before.items()},
+    'before': {key: of['mean'] for key, of in before.items()}, 'verdicts': decide(config, done),
     'not_finished': [str(run) for run in runs if run not in done],
   }
 
@@ -108,6 +118,58 @@ def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) ->
   time = changes.get('seconds', 0.0)
   return changes | {f'{name}/seconds': change / time for name, change in changes.items()
                     if name != 'seconds' and time > 0}
+
+
+def decide(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict[str, dict]:
+  """Returns, by temperature, `budget` (tokens) and of every variant the means and differences in points.
+
+  `area` and `end` have the mean, `iqm` and, but for the baseline, a `difference` (mean, low, high, p); that
+  of the area has the `corrected` p of `config.primary` (all variants if empty), their `verdict` at
+  `config.margin` (points), and `seeds_needed` to find a difference of the margin. {} for runs whose
+  evaluations do not say what each question got, or asked different ones.
+  """
+  decided = {}
+  for temperature in dict.fromkeys(row['temperature'] for run in runs for row in evaluations(run)):
+    each = {run: [row for row in evaluations(run) if row['temperature'] == temperature] for run in runs}
+    asked = {len(row.get('em_each', ())) for rows in each.values() for row in rows}
+    if 0 in asked or len(asked) > 1:  # written by an older version, or not of the same questions
+      continue
+    spent = {run: tokens_spent(run, rows) for run, rows in each.items()}
+    budget = min(of[-1] for of in spent.values())
+    curves = {run: 100 * np.array([row['em_each'] for row in rows]) for run, rows in each.items()}
+    measures = {'area': lambda run: verdicts.area(curves[run], spent[run], budget),
+                'end': lambda run: curves[run][-1]}
+    variants = {name: {} for name in config.variants if any(run.variant == name for run in runs)}
+    for measure, of_run in measures.items():
+      values = {name: {run.seed: of_run(run) for run in runs if run.variant == name} for name in variants}
+      for name, by_seed in values.items():
+        all_seeds = np.stack(list(by_seed.values()))
+        variants[name][measure] = of = {'mean': float(all_seeds.mean()),
+                                        'iqm': verdicts.interquartile_mean(all_seeds)}
+        both = [seed for seed in by_seed if seed in values.get(config.baseline, ())]
+        if both and name != config.baseline:
+          gaps = np.stack([by_seed[seed] - values[config.baseline][seed] for seed in both])
+          of['difference'] = verdicts.estimate(gaps)._asdict()
+          of['seeds_needed'] = verdicts.seeds_needed(gaps, config.get('margin', MARGIN))
+    add_verdicts(variants, config)
+    decided[f'{temperature}'] = {'budget': float(budget), 'variants': variants}
+  return decided
+
+
+def add_verdicts(variants: Mapping[str, dict], config: ml_collections.ConfigDict) -> None:
+  """Adds corrected p values and verdicts to the differences of areas that decide."""
+  decisive = [variants[name]['area'] for name in config.get('primary') or variants
+              if variants.get(name, {}).get('area', {}).get('difference', {}).get('p') is not None]
+  for of, p in zip(decisive, verdicts.holm([of['difference']['p'] for of in decisive])):
+    estimate = verdicts.Estimate(**of['difference'])
+    of |= {'corrected': p, 'verdict': verdicts.verdict(estimate, config.get('margin', MARGIN), p)}
+
+
+def tokens_spent(run: SweepRun, rows: Iterable[Mapping]) -> np.ndarray:
+  """Returns the tokens that a run had decoded and prefilled in training by each of its evaluations."""
+  steps = read_rows(run.out / 'metrics.jsonl')
+  totals = np.cumsum([0, *sum(column(steps, name) for name in SPENT)])
+  return totals[[row['step'] for row in rows]]
 
 
 def evaluations(run: SweepRun) -> list[dict]:
@@ -170,6 +232,10 @@ def table(of_sweep: Mapping) -> str:
   add(f'Changes against {baseline} in %, and that of EM over that of time where a variant takes more:',
       'variant', lambda name, value: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}',
       {name: of.get('relative', {}) for name, of in variants.items()})
+  for temperature, of in of_sweep['verdicts'].items():
+    said = VERDICTS.format(baseline=baseline, label=decoding(float(temperature)),
+                           budget=of['budget'] / 1000, margin=of_sweep['margin'])
+    parts += [said, markdown(verdict_rows(of['variants']))]
   numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
   parts.append(safe(FOOTNOTE.format(**numbers)))
   if of_sweep['not_finished']:
@@ -177,6 +243,22 @@ def table(of_sweep: Mapping) -> str:
   parts += ['![EM against trained tokens and against time](curves.png)',
             '![EM, reward and searches over the steps](steps.png)']
   return '\n\n'.join(parts) + '\n'
+
+
+def verdict_rows(variants: Mapping[str, Mapping]) -> list[list[str]]:
+  """Returns the table of verdicts: means, differences, corrected p and verdicts of variants."""
+  rows = [['variant', 'area', 'IQM', 'Δ area', 'p', 'verdict', 'seeds needed', 'end', 'Δ end']]
+  figure = Figure('', None, 1, '.1f')
+  for name, of in variants.items():
+    gaps = [of[measure].get('difference', {'mean': None, 'low': None, 'high': None})
+            for measure in ('area', 'end')]
+    area, end = (figure.shown(gap['mean'], gap['low'], gap['high'], sign='+') if gap['mean'] is not None
+                 else '' for gap in gaps)
+    corrected = of['area'].get('corrected')
+    rows.append([escaped(name, 'markdown'), figure.shown(of['area']['mean']), figure.shown(of['area']['iqm']),
+                 area, '' if corrected is None else f'{corrected:.3f}', of['area'].get('verdict', ''),
+                 str(of['area'].get('seeds_needed') or ''), figure.shown(of['end']['mean']), end])
+  return rows
 
 
 def markdown(rows: Sequence[Sequence[str]]) -> str:

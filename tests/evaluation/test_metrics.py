@@ -13,10 +13,11 @@ from jaxsearch.evaluation import metrics
 
 
 @pytest.mark.parametrize('right', range(6))
-def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(right):
+def test_pass_at_k_and_pass_all_k_are_shares_of_subsets(right):
   for k in range(1, 6):
     subsets = list(itertools.combinations([True] * right + [False] * (5 - right), k))
     assert metrics.pass_at_k(5, right, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+    assert metrics.pass_all_k(5, right, k) == pytest.approx(sum(map(all, subsets)) / len(subsets))
 
 
 NAMES = st.sampled_from(['Rome', 'the rome', 'Oslo', 'Bern', None])

@@ -214,3 +214,22 @@ def test_a_table_too_wide_for_a_page_is_turned():
   wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))]]
   lines = sweep_report.markdown(wide).splitlines()
   assert lines[:3] == ['| variant | A |', '| --- | --: |', '| figure 0 | 0 |'] and len(lines) == 22
+
+
+def test_verdicts_compare_areas_at_equal_tokens(config, runs):
+  """Two questions, of which Auto gets the first right from step 2 on, Full both at the end."""
+  each = {'Full': ([0, 0], [0, 0], [1, 1]), 'Auto': ([0, 0], [1, 0], [1, 0])}
+  rewrite(runs, lambda run, row: row | {'tokens_decoded': 1000 * (1 + (run.variant == 'Auto'))})
+  rewrite(runs, lambda run, row: row | {'em_each': each[run.variant][row['step'] // 2]}, 'evaluations')
+  found = sweep_report.summary(config, runs)['verdicts']['1.0']
+  full, auto = (found['variants'][name] for name in SAMPLED)
+  assert found['budget'] == 4 * 1000 + 3000 * (1 + 2 + 3 + 4)  # what the cheaper variant spends
+  # Full has spent 11 k after step 2 and 34 k after step 4; Auto 13 k and 38 k.
+  assert full['area']['mean'] == pytest.approx(100 * (34 - 11) / 2 / 34)
+  assert auto['area']['mean'] == pytest.approx(100 * (13 / 2 + 21) / 34 / 2)
+  assert (full['end']['mean'], auto['end']['mean'], auto['end']['difference']['mean']) == (100, 50, -50)
+  assert 'difference' not in full['area'] and auto['area']['verdict'] == 'undecided'  # of two questions
+  page = sweep_report.table(sweep_report.summary(config, runs))
+  assert 'up to 34 k tokens' in page and '| undecided |' in page
+  rewrite(runs[:1], lambda run, row: {name: row[name] for name in row if name != 'em_each'}, 'evaluations')
+  assert sweep_report.summary(config, runs)['verdicts'].keys() == set()
