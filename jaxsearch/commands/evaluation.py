@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import urllib.parse
 from collections.abc import Callable, Sequence
 
 from jaxsearch import registry
@@ -178,6 +179,7 @@ def _ignored(flags, source: str) -> list[str]:
   flag('--out', 'JSON file to write', place(), required=True),
   flag('--limit', 'take only this many questions of each benchmark; all if not given', int, '>= 1'),
   flag('--samples', 'answers to each question, for pass@k and maj@k; 1 if not given', int, '>= 1', default=1),
+  flag('--runs', 'folder for run files of BrowseComp-Plus; none if not given', place(folder=True)),
   flag('--closed-book', 'result without searches, to count needless and missing ones; none if not given'),
   flag('--url', 'a chat server, key in OPENAI_API_KEY; the policy if not given', address),
   flag('--model', 'name of the model at --url; none if not given'),
@@ -196,8 +198,8 @@ def bench(config, flags) -> None:
     refuse(flags, ('model',), 'without --url; set --checkpoint or --config.model')
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are alike')
-  from jaxsearch.evaluation import answers, figures, question_sets, results
-  from jaxsearch.setup import open_chat_agent, reads_corpus
+  from jaxsearch.evaluation import answers, browsecomp_plus, figures, question_sets, results
+  from jaxsearch.setup import load_judge, open_chat_agent, reads_corpus
   names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
   if not names and flags.folder:
     names = question_sets.present(flags.folder)
@@ -211,6 +213,9 @@ def bench(config, flags) -> None:
   check_inputs(config, flags, policy=not flags.url)
   corpus = searched_corpus(config, flags)
   closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
+  is_judged = any('evidence' in question.metadata for question in _questions(sets))
+  is_judged = is_judged and 'judge' in config and config.judge.kind != 'world' and config.judge.model
+  judge = load_judge(config.judge, config.dtype) if is_judged else None
   if flags.url:
     agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
     policy = {'url': flags.url, 'model': flags.model}
@@ -223,6 +228,8 @@ def bench(config, flags) -> None:
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
     say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
   answer = functools.partial(answers.answer, agent, timed=True)
+  if judge:
+    answer = functools.partial(browsecomp_plus.judged, answer, judge)
   records, outcomes, made = _answer(answer, config, flags, sets, agent, policy=policy)
   places = ({'benchmark': one.name, 'sample': sample} for one in sets for _ in one.questions
             for sample in range(flags.samples))
@@ -231,6 +238,12 @@ def bench(config, flags) -> None:
   shown = scores['benchmarks'] | scores['hops'] | {'macro': scores['macro']}
   printed = {name: {figure: of[figure] for figure in ('em', 'f1', 'n', 'ci95')} for name, of in shown.items()}
   result = scores | {'manifest': made, 'failures': outcomes, 'predictions': records}
+  if browsed := [record for record in records if 'evidence' in record]:
+    name = flags.model or flags.checkpoint or config.model
+    result['browsecomp_plus'] = browsecomp_plus.summary(browsed, name)
+    for record in browsed if flags.runs else ():
+      file = f'run_{urllib.parse.quote(record["id"], safe="")}_{record["sample"]}.json'
+      write_result(f'{flags.runs}/{file}', browsecomp_plus.run_of(record, name))
   _finish(flags, result, printed | {'out': flags.out})
 
 

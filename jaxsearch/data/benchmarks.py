@@ -1,4 +1,5 @@
-"""The public files of NQ, TriviaQA, PopQA, HotpotQA, 2WikiMultiHopQA, MuSiQue, Bamboogle, GSM8K and FinQA.
+"""The public files of NQ, TriviaQA, PopQA, HotpotQA, 2WikiMultiHopQA, MuSiQue, Bamboogle, GSM8K, FinQA and
+BrowseComp-Plus.
 
 `SOURCES` says how each is published; `tables.question_of_row` reads what all have in common. In `metadata`,
 `source` is where a question is from; `match` and `tolerance` say how an answer to it is matched
@@ -20,6 +21,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from jaxsearch.data import browsecomp_plus
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError, opened, read_array, read_records, unique
 from jaxsearch.data.questions import Question
@@ -41,12 +43,14 @@ class Source:
     passages: yields those that a row prints.
     names: of its folder or of the beginning of its files; the first names the benchmark.
     files: of its authors.
+    reads_tables: whether `rows` reads tables too.
   """
   rows: Callable[[Path], Iterator[tuple[str, dict]]]
   record: Callable[[dict], dict | None] = dict
   passages: Callable[[dict], Passages] | None = None
   names: tuple[str, ...] = ()
   files: tuple[str, ...] = ()
+  reads_tables: bool = False
 
 
 def _csv(path: Path, delimiter: str = ',') -> Iterator[tuple[str, dict]]:
@@ -187,6 +191,8 @@ SOURCES = {
                       names=('bamboogle',), files=('Bamboogle Prerelease - Sheet1.csv',)),
   'gsm8k': Source(read_records, names=('gsm8k',), files=('grade_school_math/data/test.jsonl',)),
   'finqa': Source(read_array, _finqa, _finqa_passages, names=('finqa',), files=('dataset/test.json',)),
+  'browsecomp_plus': Source(browsecomp_plus.rows, browsecomp_plus.record, names=('browsecomp_plus',),
+                            files=('browsecomp_plus_decrypted.jsonl',), reads_tables=True),
   'finqa_search': Source(read_array, functools.partial(_finqa, search=True)),
 }
 BENCHMARKS = {source.names[0]: name for name, source in SOURCES.items() if source.names}  # -> source
@@ -252,11 +258,12 @@ def find(name: str, folder: Path) -> str:
   places = [''.join(parts) for parts in itertools.product(stems, '/_', SPLITS, endings)]
   places += [stem + ending for stem in stems for ending in endings]
   places += [*files, *(f'{stem}/{file}' for stem in stems for file in files)]
-  places += [f'{split}.parquet' for split in SPLITS]
+  places += [f'{split}.parquet' for split in SPLITS if not SOURCES[source].reads_tables]
   for inner, place in itertools.product(('', 'qa', 'data'), places):
     path = pathlib.Path(folder, inner, place)
     if path.is_file() or (path / STATE).is_file():
-      flashrag = path.is_dir() or path.suffix == '.parquet' or _is_flashrag(path)
+      is_table = path.is_dir() or path.suffix == '.parquet'
+      flashrag = not SOURCES[source].reads_tables if is_table else _is_flashrag(path)
       return str(path) if flashrag else f'{source}:{path}'
   raise FileNotFoundError(f'{folder}: no {name} in it, such as {name}/{SPLITS[0]}.jsonl or {name}.jsonl')
 

@@ -37,7 +37,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
   Raises DataError that names file, row and column, ImportError without pyarrow, OSError.
   """
   pairs = []
-  for number, row in enumerate(_rows(pathlib.Path(path))):
+  for number, row in enumerate(rows(pathlib.Path(path))):
     place = f'{path}: row {number + 1}'
     pairs.append((place, question_of_row(row, place, f'row_{number}')))
   used = collections.Counter(question.id for _, question in pairs)
@@ -47,7 +47,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
   return unique(path, pairs, 'questions')
 
 
-def _rows(path: pathlib.Path) -> Iterator[dict]:
+def rows(path: pathlib.Path) -> Iterator[dict]:
   try:
     import pyarrow
     import pyarrow.parquet

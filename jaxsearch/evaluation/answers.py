@@ -28,6 +28,7 @@ from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
 from jaxsearch.tools.calls import paid as paid_since
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import row_files
+from jaxsearch.training.rollout_file import note_call
 from jaxsearch.training.run_folder import failures_of_all
 from jaxsearch.trees.tree import Tree
 
@@ -44,6 +45,8 @@ class Watch:
     self._counts, self._retrieved = {}, set()
 
   def __call__(self, tree: Tree, request: Request | None, reply: Any) -> None:
+    if 'evidence' in tree.question.metadata:
+      note_call(tree, request, reply)
     if request is None:
       self.ended.append(tree)
       self._counts[tree] = reply
@@ -61,7 +64,25 @@ class Watch:
     record = record_of(tree) | {name: count for name, count in counts.items() if name.startswith(CALLS)}
     record |= {'answer_recall': float(tree in self._retrieved), 'tokens': counts.get('tokens_decoded', 0),
                'model_calls': counts['requests'] + counts.get('service_calls', 0)}
-    return record | ({'seconds': counts['seconds']} if timed else {})
+    return record | _evidence(tree, record['spans']) | ({'seconds': counts['seconds']} if timed else {})
+
+
+def _evidence(tree: Tree, shown: Sequence[dict]) -> dict[str, Any]:
+  """Returns what a record says of a question whose evidence is known; its spans get their calls.
+
+  evidence: ids of documents; retrieved: those that searches returned; evidence_recall: the share of the first
+  among the second.
+  """
+  if not (evidence := tree.question.metadata.get('evidence')):
+    return {}
+  spans, calls = iter(shown), []
+  for node in tree.walk():
+    span = next(spans) if node.tokens else shown[0]  # calls of the root are the first span's
+    span['calls'] = span.get('calls', []) + node.data.get('calls', [])
+    calls += node.data.get('calls', [])
+  retrieved = sorted({document['id'] for call in calls for document in call.get('documents', ())})
+  return {'evidence': list(evidence), 'retrieved': retrieved,
+          'evidence_recall': len(set(evidence) & set(retrieved)) / len(set(evidence))}
 
 
 class Kept:

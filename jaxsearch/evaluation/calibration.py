@@ -28,6 +28,23 @@ def ece(probabilities, outcomes, bins: int = BINS) -> float:
   return float(np.nansum(gaps) / counts.sum()) if counts.sum() else float('nan')
 
 
+def root_mean_square_error(probabilities, outcomes, size: int = 100, last: bool = True) -> float:
+  """Returns `sqrt(sum over bins n_b / n (mean probability - mean outcome)^2)` (Hendrycks et al. 2019).
+
+  Bins hold `size` answers each in the order of their probability, the last one also the rest. Their published
+  code, which BrowseComp-Plus uses, leaves the last bin out of the sum (`last=False`), though not out of n; 0
+  for fewer than `size` answers.
+  """
+  order = np.argsort(probabilities)
+  probabilities, outcomes = (np.asarray(values, np.float64)[order] for values in (probabilities, outcomes))
+  starts = np.arange(len(order) // size) * size
+  if not len(starts):
+    return 0.0
+  bins = zip(np.split(probabilities, starts[1:]), np.split(outcomes, starts[1:]))
+  errors = [len(p) / len(order) * (p.mean() - o.mean()) ** 2 for p, o in bins]
+  return float(np.sqrt(sum(errors if last else errors[:-1])))
+
+
 def brier(probabilities, outcomes) -> float:
   """Returns the mean squared difference of probability and outcome."""
   return mean(np.square(_residuals(outcomes, probabilities)))

@@ -70,6 +70,8 @@ FIGURES = {
   'searches': Figure('searches', lambda tree: tree.metrics['searches'], 1, '.2f', main=True),
   'model_calls': _number('model calls'), 'tokens': _number('tokens generated'), 'seconds': _number('seconds'),
 }
+# Of BrowseComp-Plus, see browsecomp_plus.py.
+OF_EVIDENCE = {'evidence_recall': Figure('evidence retrieved'), 'judged': Figure('right by the judge')}
 # Of many answers, where `config.eval.tiers` or a critic gives them: see competence.py.
 OF_TIERS = {
   'em_tier_1': Figure('EM tier 1'), 'em_tier_2': Figure('EM tier 2'),
@@ -124,7 +126,7 @@ def look_up(name: str) -> Figure:
   """Returns the figure of a name: that of EM for EM of a data set, shares for pass@k and the like."""
   if name.startswith(OF_SOURCE):
     return FIGURES['em']._replace(heading=f'EM {name.removeprefix(OF_SOURCE)}')
-  return (FIGURES | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
+  return (FIGURES | OF_EVIDENCE | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
 
 
 def means(records: Sequence[Record]) -> dict[str, float]:
@@ -182,7 +184,8 @@ def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
 
 def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:
   first, n, right = samples[0], len(samples), [record['em'] for record in samples]
-  row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES if name in first}
+  row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES | OF_EVIDENCE
+         if name in first}
   for k in (2 ** power for power in range(n.bit_length())) if n > 1 else ():
     row[f'pass@{k}'] = metrics.pass_at_k(n, int(sum(right)), k)
     row[f'pass^{k}'] = metrics.pass_all_k(n, int(sum(right)), k)

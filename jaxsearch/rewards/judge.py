@@ -66,17 +66,17 @@ class Reasoned(int):
 
 def prompt(item: Item, files: Mapping[str, str] | None = None) -> str:
   """Writes the prompt about an item; `files` are those of `templates.files('judge')`."""
-  golds = ' or '.join(map(_quoted, item.question.golden_answers))
-  fields = {'question': _quoted(item.question.question), 'golds': golds}
-  fields |= {name: _quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
+  golds = ' or '.join(map(quoted, item.question.golden_answers))
+  fields = {'question': quoted(item.question.question), 'golds': golds}
+  fields |= {name: quoted(value) for name, value in vars(item).items() if isinstance(value, str)}
   if isinstance(item, Collections):
-    numbered = enumerate(map(_quoted, item.collections), start=1)
+    numbered = enumerate(map(quoted, item.collections), start=1)
     shown = [f'<collection_{i}>{text}</collection_{i}>\n' for i, text in numbered]
     fields |= {'number': len(shown), 'collections': ''.join(shown)}
   return templates.fill((files or templates.files('judge'))[type(item).__name__.lower()], **fields)
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
   """Returns text that can neither close the tags around it nor pass for a score."""
   return grammar.neutralise(text.strip(), (*grammar.CONTROL, 'Final Answer'), _TAGS)
 

@@ -123,12 +123,19 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
 
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact',
             tolerance: float = 0.0) -> float:
-  """Returns 1.0 or 0.0 by the rule `how`: 'exact', or 'numeric', which has a `tolerance`."""
-  if how not in ('exact', 'numeric'):
-    raise ValueError(f'no way to match answers is called {how!r}; known: exact, numeric')
-  if how == 'exact':
-    return exact_match(prediction, golds)
-  return numeric_match(prediction, golds, tolerance=tolerance)
+  """Returns 1.0 or 0.0 by the rule `how`: 'exact', 'numeric', which has a `tolerance`, or 'stated', which
+  matches what a longer response states exactly."""
+  if how not in ('exact', 'numeric', 'stated'):
+    raise ValueError(f'no way to match answers is called {how!r}; known: exact, numeric, stated')
+  if how == 'numeric':
+    return numeric_match(prediction, golds, tolerance=tolerance)
+  return exact_match(stated(prediction) if how == 'stated' else prediction, golds)
+
+
+def stated(response: str | None) -> str | None:
+  """Returns the line behind the last 'Exact Answer:' of a response; all of it without one."""
+  *before, rest = re.split(r'exact answer\W{0,4}:\W*', response or '', flags=re.IGNORECASE)
+  return rest.partition('\n')[0] if before else response
 
 
 def answer_found(golds: Iterable[str], text: str) -> bool:

@@ -33,6 +33,7 @@ FIELDS = {  # kind -> (fields that a template must have, further fields that it 
   'query': (('question', 'query'), ('context', 'thinking', 'documents')),
   'answer': (('question', 'answer'), ('golds', 'context', 'thinking')),
   'collections': (('question', 'collections'), ('golds', 'number')),
+  'response': (('question', 'answer', 'golds'), ()),
   'pair': (('question', 'trajectories'), ('rubrics', 'form')),
   **dict.fromkeys(('useful', 'noisy', 'false'), (('query',), ('topk', 'question', 'answer'))),
   # The calls of methods/prompted.

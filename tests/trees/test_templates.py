@@ -132,7 +132,7 @@ def test_what_is_neither_name_nor_file(tmp_path):
 
 def test_files_of_the_judge(tmp_path):
   ours = templates.files('judge')
-  assert set(ours) == {'thinking', 'query', 'answer', 'collections', 'pair'}
+  assert set(ours) == {'thinking', 'query', 'answer', 'collections', 'pair', 'response'}
   for text, name, message in (
       ('', 'x.md', 'expected a folder with any of answer.txt, .*thinking.txt, found none'),
       ('{question} {anwser}', 'answer.txt', r'answer.txt: unknown field \{anwser\}, did you mean \{answer\}'),
