@@ -23,24 +23,24 @@ PER_REQUEST = 32  # responses asked of the judge at a time
 NOT_OURS = 'change me when submitting'
 
 
-def verdict(reply: object) -> dict[str, Any]:
+def verdict(reply: str) -> dict[str, Any]:
   """Reads a judge's reply, bold or not: whether it says `judged`, correct, and the `confidence`, in percent.
 
-  Without a verdict, and for an error, the response counts as wrong and has no confidence.
+  Without a verdict the response counts as wrong and has no confidence.
   """
-  text = reply if isinstance(reply, str) else ''
-  correct = re.search(r'correct\**:\**\s*(yes|no)', text, re.IGNORECASE)
-  stated = re.search(r'confidence\**:\**\s*(\d+(?:\.\d+)?)', text, re.IGNORECASE)
+  correct = re.search(r'correct\**:\**\s*(yes|no)', reply, re.IGNORECASE)
+  stated = re.search(r'confidence\**:\**\s*(\d+(?:\.\d+)?)', reply, re.IGNORECASE)
   confidence = min(float(stated[1]), 100.0) if correct and stated else None
   return {'judged': float(bool(correct) and correct[1].lower() == 'yes'), 'confidence': confidence,
-          'judge_reply': text or str(reply)}
+          'judge_reply': reply}
 
 
 def judged(answer: Callable, opened: judge.LanguageJudge, questions: Sequence[Question], key, kept: Kept,
            **options) -> None:
   """Answers as `answer` does, then keeps a verdict on every response to a question whose evidence is known.
 
-  A response that is not complete is wrong, and has no confidence.
+  A response that is not complete is wrong, and has no confidence. Raises what the judge raised, once the
+  other verdicts are kept.
   """
   answer(questions, key, kept, **options)
   missing = [number for number in kept.missing('judged') if 'evidence' in kept.records[number]]
@@ -48,8 +48,11 @@ def judged(answer: Callable, opened: judge.LanguageJudge, questions: Sequence[Qu
     asked = {number: kept.records[number] for number in missing[start:start + PER_REQUEST]}
     whole = {number: record for number, record in asked.items() if is_completed(record)}
     said = opened.replies([_prompt(record, opened.files['response']) for record in whole.values()])
-    verdicts = {number: {'judged': 0.0, 'confidence': None} for number in asked}
-    kept.add(verdicts | dict(zip(whole, map(verdict, said))))
+    kept.add({number: {'judged': 0.0, 'confidence': None} for number in asked.keys() - whole.keys()} |
+             {number: verdict(reply) for number, reply in zip(whole, said) if isinstance(reply, str)})
+    for error in said:
+      if isinstance(error, Exception):
+        raise error
 
 
 def _prompt(record: Record, template: str) -> str:
