@@ -81,12 +81,12 @@ class Tokenizer:
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of `text`; special tokens in it become their ids, none is added."""
-    return self.backend.encode(text, add_special_tokens=False).ids
+    return list(self._ids(text))
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, special tokens too; bytes that are not UTF-8 become U+FFFD."""
     pieces = self._pieces
-    return b''.join(pieces[i] for i in ids if i < len(pieces)).decode('utf-8', errors='replace')
+    return b''.join([pieces[i] for i in ids if i < len(pieces)]).decode('utf-8', errors='replace')
 
   def pieces(self, size: int | None = None) -> list[bytes]:
     """Returns the bytes of each id, b'' without a token; a text is the concatenation of its ids' pieces.
@@ -130,6 +130,11 @@ class Tokenizer:
     write_json(folder / 'tokenizer_config.json', config | tokens)
     if self.chat_template is not None:
       write_whole(folder / 'chat_template.jinja', self.chat_template)
+
+  @functools.cached_property
+  def _ids(self) -> Callable[[str], list[int]]:
+    """Remembers texts: siblings have the same prompt, an observation is measured before it is written."""
+    return functools.lru_cache(64)(lambda text: self.backend.encode(text, add_special_tokens=False).ids)
 
   @functools.cached_property
   def _spell(self) -> Callable[[str], bytes]:

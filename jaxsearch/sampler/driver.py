@@ -17,7 +17,9 @@ host waits for it. Otherwise replies are applied as they arrive.
 """
 
 import collections
+import contextlib
 import functools
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -170,7 +172,7 @@ class Schedule:
     self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
     self.last_failures: dict[str, str] = {}
     self.calls: list[Pending] = []  # on threads
-    self.places: dict[str, threading.Semaphore] = {}  # for those that run at a time
+    self.workers: dict[str, tuple[queue.SimpleQueue, list]] = {}  # threads that take calls from a queue
     self.together: dict[str, tuple[Callable, list[Pending]]] = {}  # functions, and what waits for each
     self.paid_before = getattr(tools.search, 'paid', 0)
     self.started, self.seconds_together = time.monotonic(), 0.0
@@ -178,7 +180,7 @@ class Schedule:
 
   def run(self) -> dict[str, float]:
     """Runs all episodes to their ends, in order; returns `metrics`. Raises GrowthError and Cancelled."""
-    with self.policy:
+    with self.policy, contextlib.closing(self):
       while True:
         if self.cancelled():
           raise Cancelled
@@ -287,27 +289,26 @@ class Schedule:
             deadline: float = threading.TIMEOUT_MAX) -> None:
     """Serves a request on a thread: `request.finish` gets what the function returned or raised.
 
-    Not a `ThreadPoolExecutor`, since a call that hangs must not keep the process from ending.
+    Not by a `ThreadPoolExecutor`, since a call that hangs must not keep the process from ending.
 
     Args:
       most: calls of this kind that run at a time.
       deadline: seconds, the wait for a place included; that of the episode holds too.
     """
-    places = self.places.setdefault(kind, threading.Semaphore(most))
+    calls, workers = self.workers.setdefault(kind, (queue.SimpleQueue(), []))
     pending.future, pending.step, pending.started = Future(), self.steps, time.monotonic()
     pending.deadline = min(deadline, self.seconds_left(pending.episode))
-
-    def serve():
-      with places:
-        start = time.monotonic()
-        try:
-          result = function()
-        except BaseException as error:  # whatever a tool does, the run goes on
-          result = error
-        pending.future.set_result((time.monotonic() - start, result))
-
-    threading.Thread(target=serve, daemon=True).start()
+    calls.put((function, pending.future))
+    if len(workers) < most:
+      workers.append(threading.Thread(target=_work, args=(calls,), daemon=True))
+      workers[-1].start()
     self.calls.append(pending)
+
+  def close(self) -> None:
+    """Lets the threads end once they have done what waits for them."""
+    for calls, workers in self.workers.values():
+      for _ in workers:
+        calls.put(None)
 
   def join(self, pending: Pending, kind: str, function: Callable[[list], Sequence[Any]]) -> None:
     """Serves a request with all others of its kind, once nothing is left to decode: `function` gets their
@@ -366,3 +367,15 @@ class Schedule:
       self.seconds_together += seconds
       self.reply([(pending, pending.request.finish(self, pending, result, seconds / len(several)))
                   for pending, result in zip(several, results)])
+
+
+def _work(calls: queue.SimpleQueue) -> None:
+  """Makes calls, one after the other, until it gets None."""
+  while call := calls.get():
+    function, future = call
+    start = time.monotonic()
+    try:
+      result = function()
+    except BaseException as error:  # whatever a tool does, the run goes on
+      result = error
+    future.set_result((time.monotonic() - start, result))

@@ -7,8 +7,10 @@ is never shared but copied, since its owner goes on to write behind what is ther
 slot uses stay until others need the room; those of episodes that have ended go first, then the oldest.
 """
 
+import bisect
 import collections
 import dataclasses
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,27 +19,36 @@ import numpy as np
 from jaxsearch.trees.layout import common_prefix
 
 PAGE = 32  # tokens
+SIZE = 4 * PAGE  # bytes of them
 SHORT = 16  # a common beginning of fewer tokens is computed again, and not waited for
 SCRATCH = 0  # the page for what a program has to write but nobody wants
 
 
 @dataclasses.dataclass(eq=False)
 class Page:
-  """Some tokens of a path whose keys and values lie in page `number` of the pool, or are about to."""
+  """Tokens of a path whose keys and values lie in page `number` of the pool, or are about to."""
   number: int
+  tokens: bytes = b''
   owner: int = -1  # the episode that filled it
-  tokens: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int32))
-  parent: 'Page | None' = None  # None while it is in no tree
+  parent: 'Page | None' = None
   children: dict[bytes, 'Page'] = dataclasses.field(default_factory=dict)  # by their tokens
+  ordered: list[bytes] = dataclasses.field(default_factory=list)  # those in order: what begins alike is close
   ready: bool = False  # whether they are computed
   users: int = 0  # paths that are prefilled, scored or decoded
+
+  def add(self, child: 'Page') -> None:
+    self.children[child.tokens] = child
+    bisect.insort(self.ordered, child.tokens)
+
+  def drop(self, child: 'Page') -> None:
+    del self.children[child.tokens], self.ordered[bisect.bisect_left(self.ordered, child.tokens)]
 
 
 @dataclasses.dataclass(eq=False)
 class Path:
   """A path that wants its tokens but the last one cached: that is a program's next input.
 
-  `Pool.place` gives it `pages`. They hold `shared` of its tokens already, the last of them once `source` is
+  `Pool.place` gives it pages. They hold `shared` of its tokens already, the last of them once `source` is
   copied.
   """
   tokens: np.ndarray
@@ -47,8 +58,8 @@ class Path:
   pending: Any = None  # the request
   slot: Any = None  # of a span: what its first segment knows of it
   targets: Sequence[np.ndarray] = ()  # of a score: the tokens of its continuations
-  pages: list[Page] | None = None
   numbers: np.ndarray | None = None  # of its pages
+  pages: list[Page | None] | None = None  # the same in the tree of pages; None where one is not there
   shared: int = 0
   source: Page | None = None
   seat: int = -1  # among the slots, see device.py
@@ -93,30 +104,29 @@ class Pool:
       return False
     for page in kept:
       self._use(page)
-    path.pages = [*pages, *(self._new(path.owner) for _ in range(missing))]
-    path.numbers = np.array([page.number for page in path.pages], np.int32)
-    path.shared, path.source = shared, source
+    path.numbers = np.array([*(page.number for page in pages), *self._take(missing)], np.int32)
+    path.pages, path.shared, path.source = pages, shared, source
     self.ends.setdefault(path.owner, [])
     self._record(path, path.context)
     return True
 
   def filled(self, path: Path) -> None:
     """Notes that the context of a path is computed."""
-    for page in path.pages:
+    for page in filter(None, path.pages):
       page.ready = True
     if path.source is not None:
       self._leave(path.source)
 
   def leave(self, path: Path, tokens: np.ndarray) -> None:
     """Takes the pages of a path back, which hold `tokens` now; they stay for whoever goes on from there."""
-    self._record(path, tokens)
-    for page in path.pages:
-      if page.parent is None:
+    self._record(path, tokens, ready=True)
+    for number, page in itertools.zip_longest(path.numbers.tolist(), path.pages):
+      if page is None:
         self.used -= 1
-        self.free.append(page.number)
+        self.free.append(number)
       else:
         self._leave(page)
-    self.ends[path.owner] += [page for page in path.pages if page.number in self.idle]
+    self.ends[path.owner] += [page for page in path.pages if page and page.number in self.idle]
 
   def release(self, owner: int) -> None:
     """Lets the pages of an episode that has ended go before all others."""
@@ -129,49 +139,56 @@ class Pool:
 
     If `soon`, those too that are computed now.
     """
-    page, pages = self.root, []
-    while (following := page.children.get(_key(tokens, len(pages)))) and (following.ready or soon):
-      if len(following.tokens) < PAGE:
+    page, pages, rest = self.root, [], tokens.tobytes()
+    while (following := page.children.get(rest[:SIZE])) and (following.ready or soon):
+      if len(following.tokens) < SIZE:
         break
-      page = following
+      page, rest = following, rest[SIZE:]
       pages.append(page)
-    size, source, rest = 0, None, tokens[PAGE * len(pages):PAGE * (len(pages) + 1)]
-    for child in page.children.values():
-      if (child.ready or soon) and (common := common_prefix(child.tokens, rest)) > size:
+    size, source, rest = 0, None, rest[:SIZE]
+    place = bisect.bisect(page.ordered, rest)
+    for others in reversed(page.ordered[:place]), page.ordered[place:]:  # away from it ever less begins alike
+      child = next((child for child in map(page.children.get, others) if child.ready or soon), None)
+      if child and (common := _common(child.tokens, rest)) > size:
         size, source = common, child
     shared = PAGE * len(pages) + size
     return (pages, source, shared) if shared >= SHORT else ([], None, 0)
 
-  def _record(self, path: Path, tokens: np.ndarray) -> None:
+  def _record(self, path: Path, tokens: np.ndarray, ready: bool = False) -> None:
     """Puts the pages that hold a path's tokens into the tree, where the same tokens are not there already."""
-    parent = self.root
-    for place, page in enumerate(path.pages[:-(-len(tokens) // PAGE)]):
-      key, inside = _key(tokens, place), page.parent is not None
-      if not (inside and len(page.tokens) == len(key) // tokens.itemsize):
-        if inside:
-          del page.parent.children[page.tokens.tobytes()]
-        page.parent, page.tokens = None, tokens[PAGE * place:PAGE * (place + 1)]
+    parent, data = self.root, tokens.tobytes()
+    for place, start in enumerate(range(0, len(data), SIZE)):
+      key, page = data[start:start + SIZE], path.pages[place] if place < len(path.pages) else None
+      if page is None or len(page.tokens) < len(key):
+        if page:
+          page.parent.drop(page)
+        else:
+          page = Page(int(path.numbers[place]), owner=path.owner, ready=ready, users=1)
+        path.pages[place:place + 1] = [None if key in parent.children else page]
         if key not in parent.children:
-          parent.children[key], page.parent = page, parent
+          page.tokens, page.parent = key, parent
+          parent.add(page)
           self.idle.pop(parent.number, None)
       parent = parent.children[key]
 
-  def _new(self, owner: int) -> Page:
-    """Returns a page with a user; takes it from what is idle if none is free."""
-    if not self.free and self.unused < self.count:
-      self.free.append(self.unused)
-      self.unused += 1
-    if not self.free:
+  def _take(self, count: int) -> list[int]:
+    """Returns the numbers of pages that get a user, of idle ones where none are free."""
+    self.used += count
+    fresh = min(max(count - len(self.free), 0), self.count - self.unused)
+    self.free += range(self.unused, self.unused + fresh)
+    self.unused += fresh
+    while len(self.free) < count:
       number, page = self.idle.popitem(last=False)
       parent = page.parent
-      del parent.children[page.tokens.tobytes()]
+      parent.drop(page)
       if parent is not self.root and not parent.children and not parent.users:
         self.idle[parent.number] = parent
         self.idle.move_to_end(parent.number, last=False)  # the path goes from its end
       self.evicted += page.owner in self.ends
       self.free.append(number)
-    self.used += 1
-    return Page(self.free.pop(), owner, users=1)
+    taken = self.free[len(self.free) - count:]
+    del self.free[len(self.free) - count:]
+    return taken
 
   def _use(self, page: Page) -> None:
     self.used += not page.users
@@ -186,8 +203,8 @@ class Pool:
         self.idle[page.number] = page
 
 
-def _key(tokens: np.ndarray, place: int) -> bytes:
-  return tokens[PAGE * place:PAGE * (place + 1)].tobytes()
+def _common(tokens: bytes, others: bytes) -> int:
+  return common_prefix(np.frombuffer(tokens, np.int32), np.frombuffer(others, np.int32))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -108,8 +108,8 @@ class Generate(Request):
 
   def sampling(self, default: Sampling) -> Sampling:
     """Returns the parameters of this request, the default's where it names none."""
-    given = {name: value for name in vars(default) if (value := getattr(self, name)) is not None}
-    return dataclasses.replace(default, **given)
+    own = (self.temperature, self.top_p, self.top_k)
+    return Sampling(*(other if value is None else value for value, other in zip(own, vars(default).values())))
 
   def submit(self, schedule, pending):
     schedule.policy.generate(pending)

@@ -155,7 +155,8 @@ class Request:
     if isinstance(reply, ToolFailure):
       return asked | {'failure': reply.reason, 'fault': reply.fault}
     if is_documents(reply):
-      return asked | {'documents': [dataclasses.asdict(document) for document in reply]}
+      return asked | {'documents': [
+        {name: getattr(document, name) for name in document.__slots__} for document in reply]}
     reason = getattr(reply, 'reason', '')
     return asked | {'reply': self.summary(reply)} | ({'reason': reason} if reason else {})
 

@@ -30,8 +30,8 @@ _GZIP = 31  # zlib's name of the format
 def note_call(tree: Tree, request: Request | None, reply: Any) -> None:
   """Adds what was asked to `data['calls']` of its span, by default the last: the observer of a rollout."""
   if request is not None and not isinstance(reply, Node):
-    written = [node for node in tree.nodes(Role.POLICY) if node.tokens]
-    if node := request.node or (written[-1] if written else None):
+    last = lambda: next((node for node in reversed(tree.nodes(Role.POLICY)) if node.tokens), None)
+    if node := request.node or last():
       node.data.setdefault('calls', []).append(request.describe(reply))
 
 

@@ -163,7 +163,9 @@ def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARC
   of spaces or invisible characters alone control nothing and stay.
   """
   hostile, inert = _hostile(tuple(special_tokens), tags)
-  folds = [_fold(character) for character in text]
+  if not hostile.search(text.translate(_FOLDS)):
+    return text
+  folds = [_FOLDS[ord(character)] for character in text]
   origin = [index for index, fold in enumerate(folds) for _ in fold]     # folded index -> index in the text
   starts = {origin[match.start()] for match in hostile.finditer(''.join(folds))}
   return ''.join(inert if index in starts else character for index, character in enumerate(text))
@@ -181,7 +183,6 @@ def _hostile(special_tokens: tuple[str, ...], tags: Tags) -> tuple[re.Pattern, s
   return re.compile(f'(?={pattern})'), inert     # a lookahead, since occurrences may overlap
 
 
-@functools.lru_cache(maxsize=65536)
 def _fold(character: str) -> str:
   """Folds a character as a lenient reader does: compatibility form, no case or accent, '' if invisible."""
   if character.isspace():
@@ -189,3 +190,14 @@ def _fold(character: str) -> str:
   decomposed = unicodedata.normalize('NFKD', character).casefold()
   category = unicodedata.category  # C: controls, formats, private use, what is not assigned
   return ''.join(c for c in decomposed if category(c)[0] != 'C' and category(c) not in ('Mn', 'Me'))
+
+
+class _Folds(dict):
+  """Holds `_fold` of the characters seen so far, by their numbers: what `str.translate` takes."""
+
+  def __missing__(self, number: int) -> str:
+    self[number] = _fold(chr(number))
+    return self[number]
+
+
+_FOLDS = _Folds()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -68,8 +69,8 @@ class Node:
       ValueError: log-probabilities for a span that was not sampled, or not one per token.
     """
     tokens = self.tree.tokenizer.encode(text_or_ids) if isinstance(text_or_ids, str) else text_or_ids
-    tokens = [int(token) for token in tokens]
-    logprobs = None if sampler_logprobs is None else [float(logprob) for logprob in sampler_logprobs]
+    tokens = list(map(int, tokens))
+    logprobs = None if sampler_logprobs is None else list(map(float, sampler_logprobs))
     if logprobs is not None and role is not Role.POLICY:
       raise ValueError(f'log-probabilities for a {role.value} span, which was not sampled from the policy')
     if logprobs is not None and len(logprobs) != len(tokens):
@@ -106,12 +107,12 @@ class Node:
 
   def path_tokens(self) -> list[int]:
     """Returns the tokens from the root to the end of this span: the context in which a child is sampled."""
-    return [token for node in self.path() for token in node.tokens]
+    return list(itertools.chain.from_iterable(node.tokens for node in self.path()))
 
   @property
   def length(self) -> int:
     """Counts the tokens of `path_tokens`."""
-    return len(self.path_tokens())
+    return sum(len(node.tokens) for node in self.path())
 
   def walk(self) -> Iterator[Node]:
     """Yields this node and all below it, depth first, children in the order they were appended."""
