@@ -5,6 +5,7 @@ assistant's, prompts and observations are the user's. A tokenizer of ours counts
 context and observations hold; the server counts by its own.
 """
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -66,10 +67,10 @@ class ChatDecoding(contextlib.nullcontext):
     self.server, self.sampling, self.schedule, self.length = server, sampling, schedule, server.length
     self.active = 0  # episodes under way
 
-  def claim(self, episode: Episode) -> bool:
-    """Starts an episode unless enough are under way."""
+  def claim(self, waiting: collections.deque[Episode]) -> Episode | None:
+    """Takes the first of the episodes that wait, unless enough are under way."""
     self.active += (free := self.active < self.server.concurrency)
-    return free
+    return waiting.popleft() if free else None
 
   def release(self, episode: Episode) -> None:
     """Notes that an episode has ended."""

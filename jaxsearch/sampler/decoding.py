@@ -4,6 +4,7 @@ A `Schedule` hands its `Generate` and `Score` requests to a `Decoding`. It gives
 prefills what is missing there (`place`), decodes a segment (`decode`), and returns what is finished.
 """
 
+import collections
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Decoding:
     self.generated = np.zeros(engine.slots, int)
     # In each lane: slots that nothing decodes in and no request in `ready` will take; episodes under way.
     self.idle, self.active = np.full(engine.lanes, engine.slots // engine.lanes), np.zeros(engine.lanes, int)
+    self.homes: dict[str | int, int] = {}  # the lane of a question's trees
 
   def __enter__(self):
     self.engine.start_rollout()
@@ -74,14 +76,22 @@ class Decoding:
     """Returns the seconds in which the host waited for the device."""
     return self.engine.seconds_on_device
 
-  def claim(self, episode: Episode) -> bool:
-    """Gives an episode a lane with an idle slot; False if no lane can take one more."""
+  def claim(self, waiting: collections.deque[Episode]) -> Episode | None:
+    """Takes an episode out of `waiting` and gives it a lane with an idle slot; None if no lane can take one.
+
+    The trees of a question go to one lane, which computes their prompt once, unless another would be idle.
+    """
     room = np.where(self.active < ACTIVE * self.engine.slots // self.engine.lanes, self.idle, 0)
     if room.max() <= 0:
-      return False
-    episode.lane = int(room.argmax())
+      return None
+    lane, home = int(room.argmax()), lambda episode: self.homes.get(_question(episode), lane)
+    at_home = (place for place, episode in enumerate(waiting) if room[home(episode)] > 0)
+    episode = waiting[place := next(at_home, 0)]
+    del waiting[place]
+    episode.lane = home(episode) if room[home(episode)] > 0 else lane
+    self.homes.setdefault(_question(episode), lane)
     self.active[episode.lane] += 1
-    return True
+    return episode
 
   def release(self, episode: Episode) -> None:
     """Gives up the pages of an episode that has ended."""
@@ -225,6 +235,10 @@ class Decoding:
     if self.slots.remaining[number]:
       return Stop.DEADLINE
     return LENGTH if self.generated[number] == request.max_tokens else Stop.CONTEXT_FULL
+
+
+def _question(episode: Episode) -> str | int:
+  return episode.tree.question.id if episode.tree.question else episode.number
 
 
 def _path(pending: Pending, cue: Sequence[int] = ()) -> Path:

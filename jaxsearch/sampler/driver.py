@@ -6,8 +6,8 @@ hand finished replies to their generators, which then yield new requests. A requ
 (`tools.calls.Request`); the schedule knows none by name.
 
 The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine,
-`chat_policy.ChatDecoding` behind a server. It has `room`; `claim` and `release` of episodes; `generate` and
-`score`, after which a request waits; `busy` and `decodes`; and `place` and `decode`, which return the
+`chat_policy.ChatDecoding` behind a server. It has `room`; `claim`, which takes an episode out of those that
+wait, and `release` of one; `generate` and `score`, after which a request waits; `busy` and `decodes`; and `place` and `decode`, which return the
 (pending, reply) that are finished.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of calls are
@@ -223,8 +223,7 @@ class Schedule:
 
   def _fill(self) -> None:
     while self.policy.room:
-      if self.queue and self.policy.claim(self.queue[0]):
-        episode = self.queue.popleft()
+      if self.queue and (episode := self.policy.claim(self.queue)):
         episode.started = time.monotonic()
         self._advance([episode])
       elif not self._apply_reply():

@@ -50,9 +50,9 @@ class Counting(contextlib.nullcontext):
     super().__init__()
     self.schedule, self.running, self.claimed = schedule, {}, 0
 
-  def claim(self, episode):
+  def claim(self, waiting):
     self.claimed += (free := self.claimed < 6)
-    return free
+    return waiting.popleft() if free else None
 
   def release(self, episode):
     self.claimed -= 1

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxsearch.data.questions import Question
 from jaxsearch.models.architecture import parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.engine import Engine
@@ -39,6 +40,10 @@ def siblings(tree):
   yield Generate(spans[1].append(PROMPTS[1], Role.OBSERVATION), max_tokens=8)
 
 
+def one_span(tree):
+  yield Generate(tree.root.append(tree.question.question, Role.PROMPT), max_tokens=12, forbid=(0,))
+
+
 def test_tokens_are_those_of_one_device(engine, make_engine):
   growths = chains(PROMPTS * 4, turns=3) + [siblings] * 5
   one, alone = run(make_engine(), growths)
@@ -61,6 +66,16 @@ def test_siblings_compute_their_prefix_once(engine):
   prefix = len(tree.nodes(Role.PROMPT)[0].tokens)
   assert metrics['tokens_reused'] >= 3 * (prefix - 1)
   assert metrics['tokens_prefilled'] < 2 * (prefix - 1)
+
+
+@pytest.mark.parametrize(('groups', 'prefills'), [([6] * 4, [1] * 4), ([5, 5, 5, 5, 4], [1, 1, 1, 1, 4]), ([8], [4])])
+def test_the_trees_of_a_question_share_a_lane_unless_another_would_be_idle(engine, groups, prefills):
+  prompts = [f'Question {number}: which of them is it?' for number in range(len(groups))]
+  questions = [Question(prompt, prompt, ()) for prompt, size in zip(prompts, groups) for _ in range(size)]
+  trees = [Tree(engine.tokenizer, question) for question in questions]
+  metrics = engine.run([(one_span(tree), tree) for tree in trees], jax.random.key(0))
+  sizes = [len(engine.tokenizer.encode(prompt)) - 1 for prompt in prompts]
+  assert metrics['tokens_prefilled'] == np.dot(sizes, prefills) and metrics['idle_share'] == 0
 
 
 @pytest.mark.parametrize(('heads', 'tensor', 'lanes'), [(2, 0, 4), (2, 1, 8), (8, 0, 1), (8, 2, 4), (8, 4, 2), (2, 4, 4)])
