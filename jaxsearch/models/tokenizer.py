@@ -85,8 +85,8 @@ class Tokenizer:
 
   def decode(self, ids: Iterable[int]) -> str:
     """Returns the text of `ids`, special tokens too; bytes that are not UTF-8 become U+FFFD."""
-    pieces = self._pieces
-    return b''.join([pieces[i] for i in ids if i < len(pieces)]).decode('utf-8', errors='replace')
+    pieces, size = self._pieces, self.vocab_size
+    return b''.join([pieces[i] for i in ids if i < size]).decode('utf-8', errors='replace')
 
   def pieces(self, size: int | None = None) -> list[bytes]:
     """Returns the bytes of each id, b'' without a token; a text is the concatenation of its ids' pieces.

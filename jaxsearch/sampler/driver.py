@@ -7,8 +7,8 @@ hand finished replies to their generators, which then yield new requests. A requ
 
 The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine,
 `chat_policy.ChatDecoding` behind a server. It has `room`; `claim`, which takes an episode out of those that
-wait, and `release` of one; `generate` and `score`, after which a request waits; `busy` and `decodes`; and `place` and `decode`, which return the
-(pending, reply) that are finished.
+wait, and `release` of one; `generate` and `score`, after which a request waits; `busy` and `decodes`; and
+`place` and `decode`, which return the (pending, reply) that are finished.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of calls are
 applied in the order of their requests, and only where a slot is idle, no new episode can be started, and the
@@ -316,8 +316,9 @@ class Schedule:
 
   def add(self, episode: Episode, **counts: int) -> None:
     """Adds to the counts of an episode and of the schedule."""
-    episode.counts.update(counts)
-    self.counts.update(counts)
+    for name, number in counts.items():
+      episode.counts[name] += number
+      self.counts[name] += number
 
   def count(self, kind: Kind, episode: Episode, replies: Sequence[Any]) -> None:
     """Counts replies and the failures among them, if `kind.faults` each fault of these too."""

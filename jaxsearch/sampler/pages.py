@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from jaxsearch.trees.layout import common_prefix
-
 PAGE = 32  # tokens
 SIZE = 4 * PAGE  # bytes of them
 SHORT = 16  # a common beginning of fewer tokens is computed again, and not waited for
@@ -156,9 +154,11 @@ class Pool:
 
   def _record(self, path: Path, tokens: np.ndarray, ready: bool = False) -> None:
     """Puts the pages that hold a path's tokens into the tree, where the same tokens are not there already."""
-    parent, data = self.root, tokens.tobytes()
-    for place, start in enumerate(range(0, len(data), SIZE)):
-      key, page = data[start:start + SIZE], path.pages[place] if place < len(path.pages) else None
+    whole, data = path.shared // PAGE, tokens.tobytes()
+    parent = path.pages[whole - 1] if whole else self.root
+    for place in range(whole, -(-len(data) // SIZE)):
+      key = data[SIZE * place:SIZE * (place + 1)]
+      page = path.pages[place] if place < len(path.pages) else None
       if page is None or len(page.tokens) < len(key):
         if page:
           page.parent.drop(page)
@@ -204,7 +204,10 @@ class Pool:
 
 
 def _common(tokens: bytes, others: bytes) -> int:
-  return common_prefix(np.frombuffer(tokens, np.int32), np.frombuffer(others, np.int32))
+  """Returns how many leading tokens two pages share."""
+  size = min(len(tokens), len(others))
+  differ = int.from_bytes(tokens[:size], 'little') ^ int.from_bytes(others[:size], 'little')
+  return ((differ & -differ).bit_length() - 1) // 32 if differ else size // 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -279,7 +279,7 @@ def shorten(documents: Sequence[Document], budget: int, show: Callable[[Sequence
     show: the text that shows documents, tags or prompt included.
   """
   cut = lambda size: [dataclasses.replace(document, text=document.text[:size]) for document in documents]
-  tokens = lambda size: len(tokenizer.encode(show(cut(size))))
+  tokens = lambda size: len(tokenizer.encode(show(documents if size == longest else cut(size))))
   if not documents:
     return []
   longest = max(len(document.text) for document in documents)
