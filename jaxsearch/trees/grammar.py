@@ -56,12 +56,14 @@ class Element(NamedTuple):
   end: int
 
 
-def elements(text: str, tags: Tags = SEARCH_R1) -> list[Element]:
+@functools.lru_cache(16)  # a span is read for thoughts, query and answer
+def elements(text: str, tags: Tags = SEARCH_R1) -> tuple[Element, ...]:
   """Returns the well-formed elements: an opening tag whose next tag of any kind is its own closing tag."""
   places = list(re.finditer(f'<(/?)({"|".join(map(re.escape, tags.names))})>', text))
-  return [Element(opening[2], text[opening.end():closing.start()].strip(), opening.start(), closing.end())
-          for opening, closing in itertools.pairwise(places)
-          if not opening[1] and closing[1] and opening[2] == closing[2]]
+  return tuple(
+    Element(opening[2], text[opening.end():closing.start()].strip(), opening.start(), closing.end())
+    for opening, closing in itertools.pairwise(places)
+    if not opening[1] and closing[1] and opening[2] == closing[2])
 
 
 def search_query(text: str, tags: Tags = SEARCH_R1) -> str | None:
