@@ -114,8 +114,11 @@ def get_config():
   )
 
   # Arguments of the method's functions, which its file and its config explain. `template` is a name or a file
-  # of yours with {question} in it, see trees/templates.py; `chat` is for instruct models.
-  config.grow = config_dict.create(template='world', chat=False, max_turns=6, max_tokens=64)
+  # of yours with {question} in it, see trees/templates.py; `chat` is for instruct models. `grammar` is how the
+  # policy acts: in 'tags', by calls as 'hermes' (Qwen2.5, Qwen3, ChatML), 'qwen3_coder' or 'llama3' write them,
+  # or 'auto', by its chat template; a `malformed` action gets a 'reply', or is the 'end'.
+  config.grow = config_dict.create(template='world', chat=False, grammar='tags', malformed='reply', max_turns=6,
+                                   max_tokens=64)
   config.credit = config_dict.create(normalize_std=True)
   config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's
                                        # AR3PO)

@@ -23,7 +23,7 @@ def get_config():
   config.questions_per_step = 24
   config.group_size = 5
   config.grow = config_dict.create(
-    template='world_carl', chat=False, max_tokens=64,
+    template='world_carl', chat=False, grammar='tags', malformed='reply', max_tokens=64,
     max_segments=15,                 # 7 calls, their contexts and an answer
     context_tokens=64,               # of a context; the paper has 256
     tools=True, fault='working',

@@ -141,6 +141,8 @@ FIELDS = {
   'judge.concurrency': COUNT,
 
   # Arguments of `grow`, `credit` and `sizes`. Your method's need a rule where finite is not enough.
+  '*.grammar': ('tags', 'hermes', 'qwen3_coder', 'llama3', 'auto'),
+  '*.malformed': ('reply', 'end'),
   '*.max_turns': '>= 0',
   '*.max_tokens': COUNT,
   '*.max_segments': COUNT,

@@ -19,7 +19,7 @@ def get_config():
   config.questions_per_step = 16
   config.group_size = 1
   config.grow = config_dict.create(
-    template='world', chat=False, max_tokens=64,
+    template='world', chat=False, grammar='tags', malformed='reply', max_tokens=64,
     k=5,                             # alternatives per step
     budget=6,                        # B, steps of a chain; the paper has 4
     eta=0.7,                         # temperature of the choice among the alternatives

@@ -38,7 +38,7 @@ from jaxsearch.sampler.requests import Generate, Sampling, Tools
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend, find_tool
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
 from jaxsearch.tools.python_sandbox import PythonSandbox
-from jaxsearch.trees import grammar, grammars
+from jaxsearch.trees import grammar, grammars, native
 
 RANDOM = 'random:'
 SHORT = 16  # tokens of a thought of a few words and a query; a policy that cannot write as many says nothing
@@ -300,7 +300,7 @@ def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Toke
 
 def make_agent(config: ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:
   """Returns the agent of a config; `changes` are of the arguments of `grow`."""
-  grammar = open_grammar(config, engine.tokenizer, **changes)
+  grammar = open_grammar(config, engine.tokenizer, tools, **changes)
   return Agent(engine, bind_grow(config, **changes), tools, Sampling(config.sampler.temperature), grammar)
 
 
@@ -317,15 +317,23 @@ def open_chat_agent(config: ConfigDict, url: str, model: str, corpus: str = '') 
 def bind_grow(config: ConfigDict, /, **changes) -> Grow:
   """Returns the method's `grow` with its arguments bound."""
   settings = dict(config.grow) | changes
-  bound = {name: value for name, value in settings.items() if name not in grammars.SETTINGS}
+  bound = {name: value for name, value in settings.items() if name not in native.SETTINGS}
   return functools.partial(methods.find_method(config.method).grow, **bound)
 
 
-def open_grammar(config: ConfigDict, tokenizer: Tokenizer, /, **changes) -> grammars.Tagged:
-  """Opens the grammar of `config.grow`. Raises ValueError if the tokenizer does not have it."""
+def open_grammar(config: ConfigDict, tokenizer: Tokenizer, tools: Tools | None = None, /,
+                 **changes) -> grammars.Tagged:
+  """Opens the grammar of `config.grow` with the method's own tools, else those that `tools` offers.
+
+  Raises ValueError if the tokenizer does not have it.
+  """
   method, settings = methods.find_method(config.method), dict(config.grow) | changes
-  speech = {name: settings[name] for name in grammars.SETTINGS if name in settings}
-  return grammars.open_grammar(tokenizer, getattr(method, 'TAGS', grammar.SEARCH_R1), {}, **speech)
+  speech = {name: settings[name] for name in native.SETTINGS if name in settings}
+  if tools is None or not tools.offered or hasattr(method, 'TOOLS'):
+    offered = {name: find_tool(name) for name in getattr(method, 'TOOLS', config.tools or ('search',))}
+  else:
+    offered = tools.offered
+  return native.open_grammar(tokenizer, getattr(method, 'TAGS', grammar.SEARCH_R1), offered, **speech)
 
 
 def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],

@@ -68,7 +68,7 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
 def think(node: Node, tools: bool, max_tokens: int) -> Growth[Node]:
   """Grows an invoke or commit segment, past stop strings that close no call (```json, a bare fence)."""
   return write_until(node, node.tree.grammar.stops if tools else (), max_tokens,
-                     lambda span: bool(read(span).calls))
+                     lambda span: bool(read(span).calls) or span.tree.grammar.closed(span))
 
 
 def invoke(action: Action, fault: str) -> Growth[Node]:
@@ -80,7 +80,7 @@ def invoke(action: Action, fault: str) -> Growth[Node]:
     count_malformed(tree, malformed)
     node.data.update(segment='invoke', code='', output=malformed.message)
     return node.append(observe(malformed.message), Role.OBSERVATION)
-  code = '\n'.join(call.arguments['code'] for call in action.calls)
+  code = '\n'.join(str(call.arguments['code']) for call in action.calls)
   table = tuple(question.metadata.get('table') or ())
   output = yield RunPython(node, faults.program(fault, code, question), table, observe)
   tree.metrics['searches'] += 1

@@ -35,7 +35,8 @@ def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_sha
   if refiner == 'random':
     revised, step = tree.rng.random() < random_share, int(tree.rng.integers(1, steps + 1))
     return revised * step, np.full(steps, 1 / steps)
-  asked = leaf.append(templates.fill(templates.find(template, 'reviewer'), steps=steps), Role.PROMPT)
+  text = templates.fill(templates.find(template, 'reviewer'), steps=steps)
+  asked = leaf.append(tree.grammar.aside(leaf, text), Role.PROMPT)
   replies = tuple(f' {flawed}' for flawed in range(steps + 1))
   score = Score(asked, replies)
   logprobs = yield score if refiner == 'policy' else Ask('refiner', score)

@@ -59,6 +59,10 @@ class Tagged:
     """Writes the prompt of a question, neutralised; `tools`: whether the policy may call any."""
     return templates.prompt(self.safe(question), template, self.tokenizer if chat else None)
 
+  def closed(self, node: Any) -> bool:
+    """Tells whether a span ended its turn, where there are turns."""
+    return False
+
   def aside(self, node: Any, text: str) -> str:
     """Writes an instruction of ours that follows a span."""
     return text
@@ -100,18 +104,6 @@ class Coded(Tagged):
   def recall(self, node: Any, context: str) -> str:
     """Writes the copy of a context that takes the place of what a call gave."""
     return f'<context>{self.safe(context)}</context>\n'
-
-
-SETTINGS = ('grammar', 'malformed')  # of config.grow: those that are not for a method's `grow`
-
-
-def open_grammar(tokenizer: Any, tags: grammar.Tags, tools: Mapping[str, Any], grammar: str = 'tags',
-                 malformed: str = 'reply') -> Tagged:
-  """Opens the grammar of a method with these tags; `malformed`: such a call gets a 'reply', or is the 'end'.
-
-  Raises ValueError for a tokenizer that does not have it.
-  """
-  return of_tags(tokenizer, tags, tools=tools, strict=malformed == 'end')
 
 
 def of_tags(tokenizer: Any, tags: grammar.Tags, **settings: Any) -> Tagged:

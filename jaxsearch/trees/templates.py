@@ -25,7 +25,7 @@ from jaxsearch.trees import grammar
 _USER = re.compile(r'^=== user ===[ \t]*\n', re.MULTILINE)
 _PROMPTS = pathlib.Path(__file__).parent / 'prompts'
 FIELDS = {  # kind -> (fields that a template must have, further fields that it may have)
-  'policy': (('question',), ()),
+  **dict.fromkeys(('policy', 'native'), (('question',), ())),  # in tags, and with calls of the model's own
   'reader': (('question', 'evidence'), ()),
   'reader_alone': (('question',), ()),
   'reviewer': (('steps',), ()),
@@ -57,10 +57,11 @@ def prompt(question: str, template: str = 'search_r1', tokenizer: Any = None) ->
   return fill(turns(find(template, 'policy'), tokenizer), question=question.strip())
 
 
-def turns(text: str, tokenizer: Any = None) -> str:
+def turns(text: str, tokenizer: Any = None, **variables: Any) -> str:
   """Returns a template as the policy sees it: without the line between the turns, or in a chat template.
 
-  A chat template that refuses or drops the system turn gets the instructions in the user turn.
+  A chat template that refuses or drops the system turn gets the instructions in the user turn. It sees
+  `variables`, such as `tools`.
   """
   parts = _USER.split(text, maxsplit=1)
   if tokenizer is None:
@@ -68,14 +69,29 @@ def turns(text: str, tokenizer: Any = None) -> str:
   *system, user = map(str.strip, parts)
   try:
     text = tokenizer.chat([*({'role': 'system', 'content': text} for text in system),
-                           {'role': 'user', 'content': user}])
+                           {'role': 'user', 'content': user}], **variables)
   except ValueError:
     if not system:
       raise
     text = ''  # it refuses a system turn; one that refuses the user's too raises below
   if all(part in text for part in (*system, user)):
     return text
-  return tokenizer.chat([{'role': 'user', 'content': '\n'.join([*system, user])}])
+  return tokenizer.chat([{'role': 'user', 'content': '\n'.join([*system, user])}], **variables)
+
+
+def of_calls(template: str) -> str:
+  """Returns a template of the policy for models that call tools in their own way: a file, or a name.
+
+  A name without such a template stands for the one of the papers' tags if that asks for no action in tags;
+  else it raises ValueError.
+  """
+  ours = _names('native')
+  if template in ours or template not in _names('policy'):
+    return find(template, 'native')
+  text = find(template, 'policy')
+  if '</search>' in text or '```' in text:
+    raise ValueError(f'template={template!r} asks for tags; for calls of tools there are {", ".join(ours)}')
+  return text
 
 
 def reader_prompt(question: str, evidence: str, template: str = 'r_search') -> str:

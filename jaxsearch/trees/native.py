@@ -1,0 +1,319 @@
+"""Calls as model families write them: Hermes (Qwen2.5, Qwen3, ChatML), Qwen3-Coder, Llama 3.
+
+The prompt goes through the tokenizer's chat template. What follows it is never rendered: spans stay as they
+were sampled, and between them stand frames, which are cut out of a conversation of markers that the template
+rendered once. A turn ends with its end token, which the policy samples; the frame has it where a span was cut
+off. So a rollout has the ids of the rendered conversation, except where a template rewrites what the model
+wrote: Qwen3 drops earlier thoughts, all write a call's JSON anew. Thoughts are read as such, never as calls.
+"""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.trees import grammar, templates
+from jaxsearch.trees.grammars import Called, Malformed, Reading, Tagged, of_tags
+
+Raw = tuple[str, dict] | Malformed  # name and arguments as they were written
+_CALL = re.compile(r'<tool_call>(.*?)(</tool_call>|\Z)', re.DOTALL)
+_FUNCTION = re.compile(r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)(?:</function>(?:\s*</tool_call>)?|(\Z))',
+                       re.DOTALL)
+_PARAMETER = re.compile(r'<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>', re.DOTALL)
+_WORDS = {'True': True, 'False': False, 'None': None}
+UNCLOSED = Malformed('unclosed', 'The call does not end. Write it again, whole.')
+CUT = Malformed('cut', 'This turn was cut off. Keep it short: call a tool, or answer.')
+EMPTY = Malformed('empty', 'This turn has no call and no answer. Call a tool, or answer.')
+
+
+# How families write calls.
+
+def read_hermes(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
+  """Returns (text beside the calls, calls): JSON objects in `<tool_call>`; a list of them is read too."""
+  calls = []
+  for match in _CALL.finditer(text):
+    calls += _objects(match[1]) if match[2] else [UNCLOSED]
+  return _CALL.sub('', text), calls
+
+
+def read_llama3(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
+  """Returns (text, calls): the whole turn is JSON, behind a `<|python_tag|>` or not; `;` joins several."""
+  written = text.replace('<|python_tag|>', ' ').strip()
+  return ('', _objects(written)) if '<|python_tag|>' in text or written[:1] == '{' else (text, [])
+
+
+def read_coder(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
+  """Returns (text beside the calls, calls): `<function=NAME>` with `<parameter=NAME>`, values by the schema."""
+  calls = []
+  for match in _FUNCTION.finditer(text):
+    known = schemas.get(match[1], {}).get('properties', {})
+    values = {name: _value(value, known.get(name, {})) for name, value in _PARAMETER.findall(match[2])}
+    calls.append((match[1], values) if match[3] is None else UNCLOSED)
+  rest = _FUNCTION.sub('', text)
+  return rest, [*calls, *[UNCLOSED] * ('<tool_call>' in rest)]
+
+
+def _objects(text: str) -> Iterator[Raw]:
+  """Yields the calls of JSON objects or lists that follow each other."""
+  decoder, at = json.JSONDecoder(), 0
+  while at < len(text.rstrip(' \t\r\n;')) or not at:
+    at += len(text[at:]) - len(text[at:].lstrip(' \t\r\n;'))
+    try:
+      value, at = decoder.raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+      yield Malformed('json', f'The call is not JSON: {error}.')
+      return
+    yield from map(_call, value if isinstance(value, list) else [value])
+
+
+def _call(value: Any) -> Raw:
+  name, arguments = None, None
+  if isinstance(value, dict):
+    name, arguments = value.get('name'), value.get('arguments', value.get('parameters'))
+  try:
+    if isinstance(arguments, str):  # as servers write them
+      arguments = json.loads(arguments)
+    if isinstance(name, str) and isinstance(arguments, dict):
+      _json(value).encode()  # half a surrogate pair is no text
+      return name, arguments
+  except (ValueError, RecursionError):
+    pass
+  return Malformed('shape', 'A call is an object with a "name", which is a text, and an object of arguments.')
+
+
+def _value(text: str, schema: Mapping[str, Any]) -> Any:
+  """Reads a value: JSON where the schema has no text, or where it has a list or object and that begins."""
+  kinds = {one.get('type') for one in (schema, *schema.get('anyOf', ()))}
+  if 'string' in kinds and not (text[:1] in ('[', '{') and kinds & {'array', 'object'}):
+    return text
+  try:
+    return _WORDS[text] if text in _WORDS else json.loads(text)
+  except ValueError:
+    return text
+
+
+def _json(value: Any) -> str:
+  return json.dumps(value, ensure_ascii=False)
+
+
+def write_hermes(name: str, arguments: Mapping[str, Any]) -> str:
+  """Writes a call."""
+  return f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>'
+
+
+def write_llama3(name: str, arguments: Mapping[str, Any]) -> str:
+  """Writes a call."""
+  return f'{{"name": "{name}", "parameters": {_json(arguments)}}}'
+
+
+def write_coder(name: str, arguments: Mapping[str, Any]) -> str:
+  """Writes a call."""
+  text = ''.join(f'<parameter={key}>\n{value if isinstance(value, str) else _json(value)}\n</parameter>\n'
+                 for key, value in arguments.items())
+  return f'<tool_call>\n<function={name}>\n{text}</function>\n</tool_call>'
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """What models of a family have in common.
+
+  Attributes:
+    read: (text, parameters of tools by name) -> (text beside the calls, calls).
+    write: (name, arguments) -> a call.
+    ends: tokens that end a turn; the first is the template's.
+    tags: names of tags that act, beside the method's.
+    role: of results in the template.
+    result: what is around a result, where the template has no such role; '' if nothing is.
+    calling: how a policy is told to write one.
+  """
+  read: Callable[[str, Mapping[str, Any]], tuple[str, list[Raw]]]
+  write: Callable[[str, Mapping[str, Any]], str]
+  ends: tuple[str, ...] = ('<|im_end|>',)
+  tags: tuple[str, ...] = ('tools', 'tool_call', 'tool_response', 'function', 'parameter')
+  role: str = 'tool'
+  result: str = '<tool_response>\n{}\n</tool_response>'
+  calling: str = 'end your turn with'
+
+
+FAMILIES = {
+  'hermes': Family(read_hermes, write_hermes),
+  'qwen3_coder': Family(read_coder, write_coder),
+  'llama3': Family(read_llama3, write_llama3, ('<|eot_id|>', '<|eom_id|>'), role='ipython', result='',
+                   calling='write nothing but'),
+}
+
+
+def family_of(template: str | None) -> str | None:
+  """Returns the family of a chat template, ChatML's without tools too; None if it is of none here."""
+  marks = {'<function=': 'qwen3_coder', '<tool_call>': 'hermes', '<|start_header_id|>': 'llama3',
+           '<|im_start|>': 'hermes'}
+  return next((family for mark, family in marks.items() if mark in (template or '')), None)
+
+
+# What stands between turns.
+
+class Frames(NamedTuple):
+  """Text around what is written between two turns of the policy."""
+  end: str             # of a turn, which the policy samples
+  results: tuple[str, str, str]  # before results, between two of them, after them
+  user: tuple[str, str]  # before and after a message of the user's
+  escapes: bool        # whether a result is written as a JSON string
+
+  @property
+  def thinks(self) -> bool:
+    """Tells whether a turn begins in a thought that the frame opened."""
+    return self.results[2].rstrip().endswith('<think>')
+
+
+@functools.lru_cache
+def frames_of(tokenizer: Tokenizer, family: Family) -> Frames:
+  """Cuts the frames out of a conversation that the chat template renders."""
+  said, marks = 'I said this.', ('the "first" result', 'the "second" result')
+  escaped = [_json(mark)[1:-1] for mark in marks]
+
+  def after(*messages: tuple[str, str]) -> str:
+    turns = [('user', 'A question?'), ('assistant', said), *messages]
+    text = tokenizer.chat([{'role': role, 'content': content} for role, content in turns])
+    return text.rpartition(said)[2]
+
+  try:
+    text = after(*((family.role, mark) for mark in marks))
+  except ValueError:  # the template has no such role
+    text = ''
+  if family.result.partition('\n')[0] not in text or not text:
+    text = after(('user', '\n'.join(map(family.result.format, marks))))
+  escapes = all(mark in text for mark in escaped)
+  first, second = escaped if escapes else marks
+  before, rest = text.split(first, 1)
+  between, last = rest.split(second, 1)
+  opening, closing = after(('user', marks[0])).split(marks[0], 1)
+  end = next((end for end in family.ends if before.startswith(end)), '')
+  return Frames(end, (before.removeprefix(end), between, last), (opening.removeprefix(end), closing), escapes)
+
+
+class Native(Tagged):
+  """The calls of a model family, in its chat template."""
+  family: Family
+
+  def __init__(self, name: str, tokenizer: Tokenizer, tags: grammar.Tags, **settings: Any):
+    family = FAMILIES[name]
+    acting = (*family.tags, *tags.others)
+    super().__init__(tokenizer, tags._replace(others=acting), **settings)
+    object.__setattr__(self, 'family', family)
+
+  @functools.cached_property
+  def frames(self) -> Frames:
+    """Returns what stands between turns."""
+    return frames_of(self.tokenizer, self.family)
+
+  @functools.cached_property
+  def _ends(self) -> frozenset[int]:
+    """Returns the ids of the tokens that end a turn."""
+    own = map(self.tokenizer.backend.token_to_id, self.family.ends)
+    return frozenset([*self.tokenizer.eos_ids, *(token for token in own if token is not None)])
+
+  @functools.cached_property
+  def stops(self) -> tuple[str, ...]:
+    """Returns the ends of a turn that are no end tokens of the tokenizer, as in base models."""
+    missing = self._ends - set(self.tokenizer.eos_ids)
+    return tuple(self.tokenizer.backend.id_to_token(token) for token in missing)
+
+  def closed(self, node: Any) -> bool:
+    """Tells whether a span ended its turn."""
+    return bool(node.tokens) and node.tokens[-1] in self._ends
+
+  def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
+    """Writes the prompt of a question, neutralised, with the tools: where the template drops them, in words."""
+    text, offered = templates.of_calls(template), [
+      {'type': 'function', 'function': dict(tool.schema)} for tool in self.tools.values() if tools]
+    shown = templates.turns(text, self.tokenizer)
+    if offered:
+      plain, shown = shown, templates.turns(text, self.tokenizer, tools=offered)
+      if shown == plain:
+        shown = templates.turns(self._told(offered) + text, self.tokenizer)
+    return templates.fill(shown, question=self.safe(question.strip()))
+
+  def _told(self, offered: Sequence[Mapping[str, Any]]) -> str:
+    shape = self.family.write('NAME', {'ARGUMENT': 'VALUE'})
+    return ('You can call these tools, which are described in JSON, one a line:\n<tools>\n'
+            + '\n'.join(map(_json, offered)) + f'\n</tools>\nTo call one, {self.family.calling}\n{shape}\n\n')
+
+  def aside(self, node: Any, text: str) -> str:
+    """Writes an instruction of ours that follows a span, as a turn of the user's."""
+    return self._end(node) + text.strip().join(self.frames.user)
+
+  def read(self, node: Any) -> Reading:
+    """Reads a turn; without a call it is an answer, which may stand in tags."""
+    thought, content = self._parts(node)
+    rest, written = self.family.read(content, {name: tool.schema['parameters']
+                                               for name, tool in self.tools.items()})
+    calls = [each if isinstance(each, Malformed) else self._checked(*each) for each in written]
+    thinking = ' '.join(filter(None, (thought, rest.partition(f'<{self.tags.answer}>')[0].strip())))
+    for call in calls:
+      if isinstance(call, Called) and self.tools[call.name].serve is None:
+        return Reading(thinking, (), str(call.arguments['answer']).strip() or None)
+    answer = None if calls else grammar.answer(content, self.tags)
+    if not calls and answer is None:
+      answer = self.closed(node) and content or None
+      calls = () if answer else (EMPTY if self.closed(node) else CUT,)
+    return Reading(thinking, calls, answer)
+
+  def _parts(self, node: Any) -> tuple[str, str]:
+    """Returns (what a turn thinks, what it says)."""
+    text = self.tokenizer.decode(node.tokens[:-1] if self.closed(node) else node.tokens)
+    thought, ended, content = text.rpartition('</think>')
+    if not ended and ('<think>' in text or self.frames.thinks):
+      thought, content = content, ''
+    return thought.replace('<think>', '').strip(), content.strip()
+
+  def _checked(self, name: str, arguments: dict) -> Called | Malformed:
+    if name not in self.tools:
+      usage = ', '.join(tool.usage for tool in self.tools.values())
+      return Malformed('tool', f'There is no tool {self.safe(repr(name)):.100}. The tools are {usage}.')
+    try:
+      self.tools[name].check(arguments)
+    except ValueError as error:
+      return Malformed('arguments', self.safe(str(error)))
+    return Called(name, arguments)
+
+  def observe(self, node: Any, results: Sequence[tuple[Called | Malformed, str]]) -> str:
+    """Writes the results of the calls of a turn, in order, as the turn that follows it."""
+    before, between, after = self.frames.results
+    texts = [_json(text.strip())[1:-1] if self.frames.escapes else text.strip() for _, text in results]
+    return self._end(node) + before + between.join(texts) + after
+
+  def recall(self, node: Any, context: str) -> str:
+    return self.observe(node, [(EMPTY, f'<context>{self.safe(context)}</context>')])
+
+  def is_turn(self, node: Any, action: str) -> bool:
+    """Tells whether a turn has well-formed calls alone, or for an 'answer' one in tags or a call of its own."""
+    _, calls, answer = self.read(node)
+    if action == 'answer':
+      return answer is not None and answer != self._parts(node)[1]
+    return bool(calls) and all(isinstance(call, Called) for call in calls)
+
+  def _end(self, node: Any) -> str:
+    return '' if self.closed(node) else self.frames.end
+
+
+NAMES = ('tags', 'auto', *FAMILIES)
+SETTINGS = ('grammar', 'malformed')  # of config.grow: those that are not for a method's `grow`
+
+
+def open_grammar(tokenizer: Any, tags: grammar.Tags, tools: Mapping[str, Any], *, grammar: str = 'tags',
+                 malformed: str = 'reply') -> Tagged:
+  """Opens one of the grammars NAMES for a method with these tags; 'auto' asks the chat template.
+
+  `malformed`: such an action gets a 'reply', or is the 'end' of the episode. Raises ValueError for a
+  tokenizer without a chat template.
+  """
+  template = getattr(tokenizer, 'chat_template', None)
+  name = (family_of(template) or 'tags') if grammar == 'auto' else grammar
+  if name == 'tags':
+    return of_tags(tokenizer, tags, strict=malformed == 'end')
+  if template is None:
+    raise ValueError(f'grow.grammar={grammar!r}: the tokenizer has no chat template')
+  return Native(name, tokenizer, tags, tools=tools, strict=malformed == 'end')
