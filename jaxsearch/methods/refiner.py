@@ -37,7 +37,7 @@ def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_sha
     return revised * step, np.full(steps, 1 / steps)
   text = templates.fill(templates.find(template, 'reviewer'), steps=steps)
   asked = leaf.append(tree.grammar.aside(leaf, text), Role.PROMPT)
-  replies = tuple(f' {flawed}' for flawed in range(steps + 1))
+  replies = tuple(f'{tree.grammar.lead}{flawed}' for flawed in range(steps + 1))
   score = Score(asked, replies)
   logprobs = yield score if refiner == 'policy' else Ask('refiner', score)
   if isinstance(logprobs, ToolFailure):

@@ -45,6 +45,7 @@ class Tagged:
   tags: grammar.Tags = grammar.SEARCH_R1
   tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   strict: bool = False
+  lead = ' '  # before the first word of a reply to `aside`
 
   @property
   def stops(self) -> tuple[str, ...]:

@@ -39,7 +39,7 @@ def context(step=1):
 
 def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow, asked=None, printed='',
           scored=None,
-          logprobs=None, seed=0, template='world', tags=None, **settings):
+          logprobs=None, seed=0, template='world', speech=None, **settings):
   """Grows a tree; returns (tree, requests, observations). A list of requests is served at once, and recorded
   one by one.
 
@@ -50,11 +50,12 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
       request. A `scored` that is no function is the log-probability of every token of every continuation.
     logprobs: for each span the log-probability of all of its tokens; by default spans have none.
     stops: why each span ends; by default the stop string at its end, or LENGTH.
-    tags: of the tree; by default those of the method that `grow` is of.
+    speech: the tree's grammar; by default that of the tags of the method that `grow` is of.
     settings: arguments of `grow`.
   """
-  tags = tags or getattr(sys.modules.get(getattr(grow, '__module__', '')), 'TAGS', SEARCH_R1)
-  tree = Tree(Letters(), question, np.random.default_rng(seed), grammars.of_tags(Letters(), tags))
+  tags = getattr(sys.modules.get(getattr(grow, '__module__', '')), 'TAGS', SEARCH_R1)
+  speech = speech or grammars.of_tags(Letters(), tags)
+  tree = Tree(speech.tokenizer, question, np.random.default_rng(seed), speech)
   requests, spans, reasons, chances = [], list(said), list(stops or ()), list(logprobs or ())
 
   def serve(request):
@@ -74,7 +75,7 @@ def drive(said, found=FOUND, stops=None, question=QUESTION, grow=search_r1.grow,
       case Search() if not isinstance(reply, ToolFailure):
         return list(reply)
       case Score():
-        return [[reply] * len(Letters.encode(text)) for text in request.continuations]
+        return [[reply] * len(tree.tokenizer.encode(text)) for text in request.continuations]
     return reply
 
   growth, reply = grow(question, tree, template=template, **settings), None

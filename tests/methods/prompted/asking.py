@@ -3,7 +3,9 @@ is shown."""
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.sampler.requests import Generate, Search
-from tests.methods.driving import drive
+from jaxsearch.trees import grammars
+from jaxsearch.trees.grammar import SEARCH_R1
+from tests.methods.driving import Letters, drive
 
 PROMPTS = {
   'direct': 'direct {question}:', 'cot': 'cot {question}:', 'documents': 'read {documents}{question}:',
@@ -32,7 +34,8 @@ def ask(method, folder, said, **settings):
   for name, text in PROMPTS.items():
     (folder / f'{name}.txt').write_text(text)
   grow = lambda question, tree, template, **own: method.grow(question, tree, **own)
-  return drive(said, grow=grow, prompts=str(folder), tags=getattr(method, 'TAGS', None), **settings)
+  return drive(said, grow=grow, prompts=str(folder), speech=grammars.of_tags(Letters(), getattr(method, 'TAGS', SEARCH_R1)),
+               **settings)
 
 
 def shown(requests):
