@@ -223,6 +223,8 @@ def together(config, training):
   if config.sampler.episode_deadline is not None and config.sampler.deterministic:
     yield (f'sampler.episode_deadline={config.sampler.episode_deadline} needs sampler.deterministic=False: '
            'the clock would decide what is sampled')
+  if (config.tools or config.mcp.servers) and config.grow.get('grammar', 'tags') == 'tags':
+    yield "tools and mcp.servers are called, which tags cannot: set grow.grammar='auto'"
   if not training:
     return
   critic, train, loss, search = config.critic, config.train, config.loss, config.search

@@ -33,7 +33,8 @@ class Action:
   def query(self) -> str | None:
     """Returns what it searches for, several queries on a line each; None if it does not."""
     searches = [call for call in self.calls if isinstance(call, Called) and call.name == 'search']
-    return '\n'.join(str(text) for call in searches for text in np.atleast_1d(call.arguments['query'])) or None
+    queries = [str(text) for call in searches for text in np.atleast_1d(call.arguments['query'])]
+    return '\n'.join(queries) or None
 
   @property
   def is_valid(self) -> bool:

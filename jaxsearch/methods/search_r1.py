@@ -30,7 +30,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     chat: puts the prompt into the tokenizer's chat template, for instruct models.
   """
   tree.metrics['found'] = 0
-  node = start(tree, question, template, chat)
+  node = start(tree, question, template, chat, tools=max_turns > 0)
   yield from act(tree, node, turns=max_turns, max_tokens=max_tokens)
 
 

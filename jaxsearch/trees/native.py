@@ -20,8 +20,8 @@ from jaxsearch.trees.grammars import Called, Malformed, Reading, Tagged, of_tags
 
 Raw = tuple[str, dict] | Malformed  # name and arguments as they were written
 _CALL = re.compile(r'<tool_call>(.*?)(</tool_call>|\Z)', re.DOTALL)
-_FUNCTION = re.compile(r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)(?:</function>(?:\s*</tool_call>)?|(\Z))',
-                       re.DOTALL)
+_FUNCTION = re.compile(
+  r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)(?:</function>(?:\s*</tool_call>)?|(\Z))', re.DOTALL)
 _PARAMETER = re.compile(r'<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>', re.DOTALL)
 _WORDS = {'True': True, 'False': False, 'None': None}
 UNCLOSED = Malformed('unclosed', 'The call does not end. Write it again, whole.')
@@ -46,7 +46,7 @@ def read_llama3(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
 
 
 def read_coder(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
-  """Returns (text beside the calls, calls): `<function=NAME>` with `<parameter=NAME>`, values by the schema."""
+  """Returns (text beside the calls, calls): `<function=…>` of `<parameter=…>`, values by the schema."""
   calls = []
   for match in _FUNCTION.finditer(text):
     known = schemas.get(match[1], {}).get('properties', {})
@@ -227,7 +227,7 @@ class Native(Tagged):
     return bool(node.tokens) and node.tokens[-1] in self._ends
 
   def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
-    """Writes the prompt of a question, neutralised, with the tools: where the template drops them, in words."""
+    """Writes the prompt of a question, neutralised, and the tools: in words where the template drops them."""
     text, offered = templates.of_calls(template), [
       {'type': 'function', 'function': dict(tool.schema)} for tool in self.tools.values() if tools]
     shown = templates.turns(text, self.tokenizer)
@@ -258,7 +258,7 @@ class Native(Tagged):
         return Reading(thinking, (), str(call.arguments['answer']).strip() or None)
     answer = None if calls else grammar.answer(content, self.tags)
     if not calls and answer is None:
-      answer = self.closed(node) and content or None
+      answer = content or None if self.closed(node) else None
       calls = () if answer else (EMPTY if self.closed(node) else CUT,)
     return Reading(thinking, calls, answer)
 
@@ -290,7 +290,7 @@ class Native(Tagged):
     return self.observe(node, [(EMPTY, f'<context>{self.safe(context)}</context>')])
 
   def is_turn(self, node: Any, action: str) -> bool:
-    """Tells whether a turn has well-formed calls alone, or for an 'answer' one in tags or a call of its own."""
+    """Tells whether a turn has well-formed calls alone, or an 'answer' in tags or by a call."""
     _, calls, answer = self.read(node)
     if action == 'answer':
       return answer is not None and answer != self._parts(node)[1]

@@ -120,7 +120,7 @@ def test_carl_runs_the_python_tool_and_forgets_its_output(family):
   assert programs == ['print(1)'] and tree.answer == 'Ada' and tree.metrics['malformed_arguments'] == 1
   copies = tree.nodes(Role.CONTEXT)
   assert copies[0].text == tree.grammar.observe(copies[0].parent, [(None, '<context>It is 1.</context>')])
-  last = [node for node in segments(tree) if node.data['segment'] == 'commit'][0]
+  last = next(node for node in segments(tree) if node.data['segment'] == 'commit')
   assert 'raw' in observations[0] and all('raw' not in node.text for node in last.path())
   assert [node.data['segment'] for node in segments(tree)] == ['invoke', 'assimilate', 'invoke', 'assimilate', 'commit']
 

@@ -4,7 +4,7 @@ import pytest
 
 from configs import r1
 from jaxsearch.methods import research
-from jaxsearch.trees import templates
+from jaxsearch.trees import native, templates
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods.driving import SEARCH, drive
 
@@ -53,11 +53,12 @@ def test_without_boxes_the_whole_answer_counts():
 
 def test_r1_serves_no_search():
   config = r1.get_config()
+  grow = {name: value for name, value in config.grow.items() if name not in native.SETTINGS}
   assert config.method == 'search_r1'
   for template, words in ('world', 'Question: Who'), ('r1', 'Think first, then answer.'):
-    tree, requests, observations = drive([SEARCH], **dict(config.grow) | {'template': template})
+    tree, requests, observations = drive([SEARCH], **grow | {'template': template})
     assert len(requests) == 1 and not observations and tree.answer is None and tree.stop is Stop.BUDGET
     assert words in tree.nodes(Role.PROMPT)[0].text
   assert '<search>' not in templates.prompt('Who?', 'r1')
-  tree, *_ = drive(['<think>I know.</think><answer> Ada </answer>'], **config.grow)
+  tree, *_ = drive(['<think>I know.</think><answer> Ada </answer>'], **grow)
   assert tree.answer == 'Ada' and tree.metrics['searches'] == 0

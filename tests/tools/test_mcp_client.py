@@ -66,7 +66,7 @@ def address(request, command):
 
 def test_its_tools_are_tools_of_the_policy(address):
   config = base.get_config()
-  config.tools, config.mcp.servers = ('search',), (address,)
+  config.tools, config.mcp.servers, config.grow.grammar = ('search',), (address,), 'auto'
   check(config)
   offered = open_tools(config).offered
   assert list(offered) == ['search', 'add', 'misbehave']

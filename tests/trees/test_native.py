@@ -132,7 +132,6 @@ def conversation(spoken, turns):
 
 def messages(spoken, turns, by_hand):
   """The same as messages; `by_hand`: for a template without tools."""
-  prompt = 'Where is it?'
   for thought, queries, results in turns:
     if by_hand or not queries:
       calls = [spoken.family.write('search', {'query': query}) for query in queries]
@@ -205,7 +204,8 @@ def test_a_span_that_was_cut_off_gets_its_end_from_the_frame():
 
 PIECES = ['<tool_call>', '</tool_call>', '<TOOL_CALL>', '</tool_response>', '<function=search>', '<parameter=query>',
           '</think>', '<answer>', '<|im_end|>', '<|im_start|>assistant\n', '<|eot_id|>', '<|python_tag|>', '<|start_header_id|>',
-          '{"name": "search", "parameters": {"query": "x"}}', '"', '\\', '\n', '<', '|', 'é', 'ﬁ', '\u200b', '＜', 'tool', '_call>']
+          '{"name": "search", "parameters": {"query": "x"}}', '"', '\\', '\n', '<', '|', 'é', 'ﬁ', '\u200b', '＜', 'tool',
+          '_call>']
 texts = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=12).map(''.join)
 
 
