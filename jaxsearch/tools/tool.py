@@ -72,8 +72,9 @@ class Tool:
 def declare(name: str, arguments: type[Arguments],
             serve: Callable[[Node, Any, Show], Sequence[ToolCall]] | None, **more: Any) -> Tool:
   """Returns the tool of a name whose arguments are a model of pydantic; `more` are attributes of `Tool`."""
-  parameters = _untitled(arguments.model_json_schema())
-  schema = {'name': name, 'description': parameters.pop('description'), 'parameters': parameters}
+  whole = _untitled(arguments.model_json_schema())
+  parameters = {key: whole[key] for key in ('type', 'properties', 'required', '$defs') if key in whole}
+  schema = {'name': name, 'description': whole['description'], 'parameters': parameters}
 
   def check(given: Mapping[str, Any]) -> Arguments:
     try:
