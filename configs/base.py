@@ -124,6 +124,14 @@ def get_config():
                                        # AR3PO)
 
   config.sampler = config_dict.create(
+    engine='jax',                    # 'jax' (ours, in this process), or the servers at `urls`: 'vllm',
+                                     # 'sglang', 'llama_cpp' (docs/pods.md)
+    urls='',                         # of the servers, such as http://HOST:8000, a comma between them; ''
+                                     # with 'llama_cpp' starts one in this process
+    folder='',                       # in which servers find new weights, on a disk that all share; ''
+                                     # is OUT/weights
+    timeout=300.0,                   # seconds for a server's reply; the run ends once none has answered for
+                                     # as long
     slots=32,                        # paths that are decoded at the same time. A tree with branches takes
                                      # several; trees that find no free slot wait
     length=768,                      # tokens of the longest path
@@ -186,8 +194,8 @@ def get_config():
                                      # None is off
     importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
                                      # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16, with
-                                     # train.async_steps=1 or sampler.weights in 8 bits (unless
-                                     # train.old_logprobs='sampler'), else off
+                                     # train.async_steps=1, sampler.weights in 8 bits or another
+                                     # sampler.engine (unless train.old_logprobs='sampler'), else off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,
   )

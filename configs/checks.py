@@ -56,6 +56,7 @@ FIELDS = {
   'python.workers': '>= 1 and <= 1024',
 
   'sampler.weights': ('same', 'int8', 'fp8'),
+  'sampler.engine': ('jax', 'vllm', 'sglang', 'llama_cpp'),
   'sampler.temperature': '> 0',
   'sampler.max_observation': COUNT,
   'sampler.tool_workers': COUNT,
@@ -228,6 +229,17 @@ def together(config, training):
   if not training:
     return
   critic, train, loss, search = config.critic, config.train, config.loss, config.search
+  sampler = config.sampler
+  if sampler.engine != 'jax' and sampler.temperature != 1:
+    yield (f'sampler.temperature={sampler.temperature} must be 1 with sampler.engine={sampler.engine!r}: '
+           'servers give log-probabilities at 1')
+  if sampler.engine != 'jax' and sampler.weights != 'same':
+    yield f"sampler.weights={sampler.weights!r} is for sampler.engine='jax'; servers quantise as they are told"
+  if sampler.engine == 'llama_cpp' and sampler.urls:
+    yield (f"sampler.urls={sampler.urls!r}: a server of sampler.engine='llama_cpp' takes no new weights; leave "
+           'it empty, and one runs in this process')
+  if sampler.engine in ('vllm', 'sglang') and not sampler.folder and '://' in config.out:
+    yield f'sampler.folder is not set: servers do not read new weights from out={config.out!r}'
   if config.lora.rank > 0 and critic.enabled and critic.shared:
     yield (f'lora.rank={config.lora.rank}: an adapter cannot share its frozen backbone with a critic; '
            'set critic.shared=False')
@@ -280,6 +292,8 @@ def needs(config, services):
     needed |= {'chat': chat, 'local': {'judge.model': 'model'}}.get(config.judge.kind, {})
   if config.grow.get('classifier') == 'model':
     needed['classifier.model'] = 'model'
+  if config.sampler.engine in ('vllm', 'sglang') or config.sampler.urls:
+    needed['sampler.urls'] = 'url'
   optional = {'eval.tiers': config.eval.tiers, 'tokenizer': config.tokenizer,
               'critic.warm_start': config.critic.warm_start,
               'critic_warmup.encoder': 'critic_warmup' in config and config.critic_warmup.encoder}

@@ -291,10 +291,18 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
 
 
 def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
-                mesh: Mesh | None = None) -> Engine:
-  """Opens the engine of `config.sampler`, without parameters yet."""
-  others = ('temperature', 'max_observation', 'tool_workers', 'release')  # of sampling, tools and the loop
-  settings = {name: value for name, value in config.sampler.items() if name not in others}
+                mesh: Mesh | None = None) -> Any:
+  """Opens the engine of `config.sampler`, ours or one on servers, without parameters yet."""
+  sampler = config.sampler
+  if sampler.engine != 'jax':
+    from jaxsearch.sampler.remote import RemoteEngine
+    return RemoteEngine(
+      sampler.engine, model_config, tokenizer, urls=sampler.urls, slots=sampler.slots, length=sampler.length,
+      folder=pathlib.Path(sampler.folder or f'{config.out}/weights'), timeout=sampler.timeout,
+      episode_deadline=sampler.episode_deadline)
+  others = {'temperature', 'max_observation', 'tool_workers', 'release',  # of sampling, tools and the loop
+            'engine', 'urls', 'folder', 'timeout'}  # of engines on servers
+  settings = {name: value for name, value in sampler.items() if name not in others}
   return Engine(model_config, tokenizer, mesh=mesh, **settings)
 
 

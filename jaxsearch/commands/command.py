@@ -107,7 +107,7 @@ def check_inputs(config, flags, policy: bool = True) -> None:
     raise UsageError(f'--corpus means nothing with config.search.backend={config.search.backend!r}, which '
                      'searches elsewhere: leave it out, or set --config.search.backend=bm25')
   models = ('model', 'tokenizer') if policy and not flags.checkpoint else ()
-  check_files(config, ('data.corpus', 'search', 'classifier', *models), corpus)
+  check_files(config, ('data.corpus', 'search', 'classifier', 'sampler', *models), corpus)
 
 
 def check_room(config, tokenizer, questions: Sequence, **changes) -> None:

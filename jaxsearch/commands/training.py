@@ -44,7 +44,8 @@ def train(config, _) -> None:
   import jax
 
   held_out = ['eval'] * bool(config.eval.every)
-  check_files(config, ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', *held_out))
+  used = 'data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', 'sampler', *held_out
+  check_files(config, used)
   from jaxsearch.evaluation import answers, question_sets, report
   from jaxsearch.training import RunStopped, bucket, loop, row_files
   if held_out:
@@ -122,7 +123,7 @@ def critic_warmup(config, _) -> None:
   if 'critic_warmup' not in config:
     raise UsageError('this config has no group critic_warmup, see configs/carl.py')
   check_out(config)
-  check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup'))
+  check_files(config, ('data', 'model', 'tokenizer', 'search', 'critic_warmup', 'sampler'))
   import jax
 
   from jaxsearch.evaluation import competence, plots

@@ -6,24 +6,46 @@ tensors. The format is https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 import functools
 import importlib.util
+import json
 import pathlib
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 
+def library() -> types.ModuleType:
+  """Imports gguf, an optional dependency."""
+  try:
+    import gguf
+  except ImportError as error:
+    raise ImportError('GGUF files need gguf: pip install "jaxsearch[gguf]"') from error
+  return gguf
+
+
+def add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
+  """Adds the pieces of a `Tokenizer` to a GGUFWriter, padded to `size`, and the ids that end a text."""
+  kind = library().TokenType
+  added = set(tokenizer.special_tokens)
+  tokens = [tokenizer.backend.id_to_token(i) for i in range(size)]
+  writer.add_tokenizer_model('gpt2')
+  writer.add_token_list([f'[PAD{i}]' if token is None else token for i, token in enumerate(tokens)])
+  writer.add_token_types([kind.UNUSED if token is None else kind.CONTROL if token in added else kind.NORMAL
+                          for token in tokens])
+  merges = json.loads(tokenizer.backend.to_str())['model']['merges']
+  writer.add_token_merges([merge if isinstance(merge, str) else ' '.join(merge) for merge in merges])
+  for name, token in zip(('eos', 'eot', 'eom'), tokenizer.eos_ids):
+    writer.add_uint32(f'tokenizer.ggml.{name}_token_id', token)
+
+
 class File:
   """One GGUF file, memory-mapped. `tensors`: name -> shape in row-major order, the reverse of GGUF's."""
 
   def __init__(self, path: str | pathlib.Path):
+    self.path, self.library = pathlib.Path(path), library()
     try:
-      import gguf
-    except ImportError as error:
-      raise ImportError('reading a GGUF file needs gguf: pip install "jaxsearch[gguf]"') from error
-    self.path, self.library = pathlib.Path(path), gguf
-    try:
-      self._reader = gguf.GGUFReader(str(path))
+      self._reader = self.library.GGUFReader(str(path))
     except Exception as error:  # of many types, where a file is cut
       raise ValueError(f'{path}: not a GGUF file that can be read ({error})') from error
     self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}

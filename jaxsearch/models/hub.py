@@ -21,7 +21,7 @@ from flax import traverse_util
 from jaxsearch.files import write_whole
 from jaxsearch.models import gguf_files, tensor_files
 from jaxsearch.models.architecture import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
-from jaxsearch.models.decoder import Decoder
+from jaxsearch.models.decoder import Decoder, rope_angles
 from jaxsearch.models.families import HARMLESS, TENSORS, from_gguf, from_hugging_face, to_hugging_face
 from jaxsearch.models.lora import adapter_shapes
 from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json
@@ -188,6 +188,41 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
   (folder / RUN).unlink(missing_ok=True)  # it told of other weights
   if run is not None:
     write_json(folder / RUN, run)
+
+
+def save_gguf(model: Decoder, path: pathlib.Path, tokenizer: Tokenizer) -> None:
+  """Writes a GGUF file in float16 for llama.cpp, by the keys of its convert_hf_to_gguf.py.
+
+  It is for engines that get ids: how text is split (tokenizer.ggml.pre) is not in it. Raises NotFinite.
+  """
+  gguf, config, params = gguf_files.library(), model.config, model.params
+  check_finite(params, path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  family = to_hugging_face(config, 'float16')['model_type']
+  writer = gguf.GGUFWriter(path, family)
+  for add, value in {'block_count': config.num_layers, 'context_length': config.max_position,
+                     'embedding_length': config.hidden_size, 'feed_forward_length': config.intermediate_size,
+                     'head_count': config.num_heads, 'head_count_kv': config.num_kv_heads,
+                     'key_length': config.head_dim, 'value_length': config.head_dim,
+                     'rope_dimension_count': config.head_dim, 'rope_freq_base': config.rope_theta,
+                     'layer_norm_rms_eps': config.norm_eps, 'vocab_size': config.vocab_size}.items():
+    getattr(writer, f'add_{add}')(value)
+  gguf_files.add_vocabulary(writer, tokenizer, config.vocab_size)
+  names = gguf.get_tensor_name_map(getattr(gguf.MODEL_ARCH, family.upper()), config.num_layers)
+  for tensor, (name, layer, shape) in tensor_files.layout(TENSORS, parameter_shapes(config)).items():
+    values = TENSORS[name].write(whole(params[name] if layer is None else params['layers'][name][layer]))
+    if family == 'llama' and name in 'qk':  # as `_open` reads them
+      values = values.reshape(-1, 2, config.head_dim // 2, shape[1]).swapaxes(1, 2).reshape(shape)
+    kind = np.float16 if len(shape) == 2 else np.float32
+    writer.add_tensor(names.get_name(tensor, ('.weight', '.bias')), np.ascontiguousarray(values.astype(kind)))
+  if config.rope_scaling is not None:
+    plain = dataclasses.replace(config, rope_scaling=None)
+    divisors = rope_angles(plain, np.int32(1)) / rope_angles(config, np.int32(1))
+    writer.add_tensor('rope_freqs.weight', np.asarray(divisors, np.float32).ravel())
+  writer.write_header_to_file()
+  writer.write_kv_data_to_file()
+  writer.write_tensors_to_file()
+  writer.close()
 
 
 def is_adapter(path: str | pathlib.Path) -> bool:

@@ -5,20 +5,19 @@ assistant's, prompts and observations are the user's. A tokenizer of ours counts
 context and observations hold; the server counts by its own.
 """
 
-import collections
-import contextlib
 import dataclasses
-import functools
 import math
+import types
 from collections.abc import Sequence
 
 import jax
 
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.driver import Episode, Pending, Schedule
+from jaxsearch.sampler.driver import Pending, Schedule
 from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
+from jaxsearch.sampler.served import ServedDecoding, Span
 from jaxsearch.tools.chat import Chat
-from jaxsearch.trees.tree import Node, Role, Stop
+from jaxsearch.trees.tree import Node, Role
 
 MAX_STOPS = 4  # stop strings of a request; OpenAI takes no more
 
@@ -30,68 +29,35 @@ class ChatServer:
   model: str  # its name at the server
   tokenizer: Tokenizer
   length: int  # tokens of the longest path
-  concurrency: int  # questions in flight
+  slots: int  # questions in flight
+  figures, episode_deadline = types.MappingProxyType({}), math.inf
+
+  @property
+  def episodes(self) -> int:
+    return self.slots
 
   def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> 'ChatDecoding':
     """Returns the policy of one rollout."""
-    return ChatDecoding(self, sampling, schedule)
+    return ChatDecoding(self, key, sampling, schedule)
 
-  def generate(self, request: Generate, sampling: Sampling, seed: int) -> Node:
+  def generate(self, request: Generate, most: int, sampling: Sampling, seed: int) -> Span:
     """Returns the span after `request.node`. Raises ChatError if the server fails."""
-    room = self.length - request.node.length
-    if room <= 0:
-      node = request.node.append([], Role.POLICY)
-      node.stop = Stop.CONTEXT_FULL
-      return node
     body = {'model': self.model, 'messages': messages(request.node), 'temperature': sampling.temperature,
-            'max_tokens': min(request.max_tokens, room)}
+            'max_tokens': most}
     body |= {'stop': list(request.stop[:MAX_STOPS])} if request.stop else {}
     body |= {'top_p': sampling.top_p} if sampling.top_p < 1 else {}
     body |= {'seed': seed} if sampling.temperature > 0 else {}
     text, stop = ended(*self.chat.post(body, _reply), request.stop)
     end = [*self.tokenizer.eos_ids[:1]] if stop == END else []  # belongs to a span that ended itself
-    node = request.node.append(self.tokenizer.encode(text) + end, Role.POLICY)
-    node.stop = Stop.CONTEXT_FULL if stop == LENGTH and room < request.max_tokens else stop
-    return node
+    return Span(self.tokenizer.encode(text) + end, stop)
 
 
-class ChatDecoding(contextlib.nullcontext):
-  """One rollout by a server, as a `Schedule` drives it: spans are calls on threads, like those of tools."""
-  deterministic, episode_deadline = False, math.inf
-  room = True  # replies wait for nothing
-  busy = decodes = False
-  evicted = seconds_waited = 0
-
-  def __init__(self, server: ChatServer, sampling: Sampling, schedule: Schedule):
-    super().__init__()
-    self.server, self.sampling, self.schedule, self.length = server, sampling, schedule, server.length
-    self.active = 0  # episodes under way
-
-  def claim(self, waiting: collections.deque[Episode]) -> Episode | None:
-    """Takes the first of the episodes that wait, unless enough are under way."""
-    self.active += (free := self.active < self.server.concurrency)
-    return waiting.popleft() if free else None
-
-  def release(self, episode: Episode) -> None:
-    """Notes that an episode has ended."""
-    self.active -= 1
-
-  def generate(self, pending: Pending) -> None:
-    """Asks the server, with a seed for each request: samples of one question differ, and a repeated run does
-    not."""
-    episode, request = pending.episode, pending.request
-    episode.requests += 1
-    seed = (episode.number * 1000 + episode.requests + episode.calls) % 2**31
-    span = functools.partial(self.server.generate, request, request.sampling(self.sampling), seed)
-    self.schedule.start(pending, span, 'spans', self.server.concurrency)
+class ChatDecoding(ServedDecoding):
+  """One rollout by a chat server."""
 
   def score(self, pending: Pending) -> None:
     """Refuses: a chat server gives no log-probabilities."""
     raise NoLogprobs
-
-  def place(self) -> list:
-    """Does nothing: a server has no cache of ours."""
-    return []
 
 
 def messages(node: Node) -> list[dict[str, str]]:

@@ -5,6 +5,7 @@ prefills what is missing there (`place`), decodes a segment (`decode`), and retu
 """
 
 import collections
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ class Decoding:
   `busy`: whether any request waits for pages or is decoded, `decodes`: is decoded. `room`: whether a slot is
   idle. `key` is a JAX random key on the device.
   """
+
+  figures = types.MappingProxyType({})  # metrics of its own
 
   def __init__(self, engine, key, sampling: Sampling, schedule: Schedule):
     self.engine, self.key, self.sampling, self.schedule = engine, key, sampling, schedule

@@ -5,10 +5,10 @@ replies of calls while the policy has room (`_fill`), let the policy place and d
 hand finished replies to their generators, which then yield new requests. A request serves and counts itself
 (`tools.calls.Request`); the schedule knows none by name.
 
-The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine,
-`chat_policy.ChatDecoding` behind a server. It has `room`; `claim`, which takes an episode out of those that
-wait, and `release` of one; `generate` and `score`, after which a request waits; `busy` and `decodes`; and
-`place` and `decode`, which return the (pending, reply) that are finished.
+The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine, `served.ServedDecoding`
+behind servers. It has `room`; `claim`, which takes an episode out of those that wait, and `release` of one;
+`generate` and `score`, after which a request waits; `busy` and `decodes`; `place` and `decode`, which return
+the (pending, reply) that are finished; and `figures`, metrics of its own.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of calls are
 applied in the order of their requests, and only where a slot is idle, no new episode can be started, and the
@@ -59,7 +59,7 @@ class Agent:
   """A policy with its method and tools.
 
   Attributes:
-    engine: the policy: an `engine.Engine` with its parameters loaded, or a `chat_policy.ChatServer`.
+    engine: the policy: an `engine.Engine` with its parameters loaded, or what `served.ServedDecoding` asks.
     grow: a method's `grow` with its settings bound, see jaxsearch/methods.
     tools: search, sandbox, other models.
     sampling: temperature, top-p and top-k where a request names none.
@@ -217,7 +217,7 @@ class Schedule:
       'idle_share': 1 - decoded / self.capacity if self.capacity else 0.0,
       'seconds_host': seconds - waited, 'pages_evicted': self.policy.evicted,
       'searches_failed_share': self.counts['searches_failed'] / max(self.counts['searches_asked'], 1),
-    } | paid(self.tools.search, self.paid_before) | self.last_failures  # fmt: skip
+    } | paid(self.tools.search, self.paid_before) | self.policy.figures | self.last_failures  # fmt: skip
 
   # Episodes.
 

@@ -115,11 +115,7 @@ class Generate(Request):
     schedule.policy.generate(pending)
 
   def finish(self, schedule, pending, result, seconds):
-    """Raises what a server raised: without spans the rollout cannot go on."""
-    if isinstance(result, BaseException):
-      raise result
-    schedule.add(pending.episode, tokens_decoded=len(result.tokens))
-    return result
+    return schedule.policy.finish(pending, result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +145,9 @@ class Score(Request):
 
   def submit(self, schedule, pending):
     schedule.policy.score(pending)
+
+  def finish(self, schedule, pending, result, seconds):
+    return schedule.policy.finish(pending, result)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,136 @@
+"""How servers of other projects take and give token ids: what is sent, how a reply is read, new weights.
+
+Each protocol is a module-like class of functions. `generate` and `score` return JSON bodies for `path`; `read`
+and `read_scores` take replies apart, raising LookupError or TypeError for other shapes; `load` lists the
+posts (path, body) by which a server takes the weights in a folder and calls them `label`.
+
+Log-probabilities are those at temperature 1 without truncation, of which training needs that temperature.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jaxsearch.sampler.requests import Sampling
+
+
+class Reply(NamedTuple):
+  """Tokens with log-probabilities; `cached` tokens of the prompt were not computed again; `label` of the
+  weights that sampled them, None where the server does not say."""
+  tokens: list[int]
+  logprobs: list[float]
+  cached: int
+  label: str | None
+
+
+class Vllm:
+  """vLLM 0.32, `vllm serve` (vllm-tpu has the same server): vllm/entrypoints/scale_out/token_in_token_out.
+
+  Needs --enable-scale-out; VLLM_SERVER_DEV_MODE=1 to take weights; --enable-prompt-tokens-details to say what
+  was cached.
+  """
+  path = '/inference/v1/generate'
+  needs = 'vLLM 0.32 or newer, started with VLLM_SERVER_DEV_MODE=1 and --enable-scale-out'
+  stops = True  # it stops at strings, with all tokens in the reply
+
+  @staticmethod
+  def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str],
+               ends: Sequence[int]) -> dict:
+    # The model's own end tokens are ours, or not meant.
+    return {'token_ids': ids, 'sampling_params': vars(sampling) | {
+      'max_tokens': most, 'seed': seed, 'logprobs': 0, 'stop': stop, 'stop_token_ids': ends,
+      'ignore_eos': True}}
+
+  @staticmethod
+  def read(reply: Any) -> Reply:
+    choice, = reply['choices']
+    cached = (reply['usage'].get('prompt_tokens_details') or {}).get('cached_tokens') or 0
+    versions = choice.get('weight_versions') or [{'version': None}]
+    return Reply(choice['token_ids'], [token['logprob'] for token in choice['logprobs']['content']], cached,
+                 versions[0]['version'])
+
+  @staticmethod
+  def score(ids: Sequence[int], target: Sequence[int]) -> dict:
+    return {'token_ids': [*ids, *target], 'sampling_params': {'max_tokens': 1, 'prompt_logprobs': 0}}
+
+  @staticmethod
+  def read_scores(reply: Any, target: Sequence[int]) -> list[float]:
+    found = reply['prompt_logprobs'][-len(target):]
+    return [logprobs[str(token)]['logprob'] for token, logprobs in zip(target, found, strict=True)]
+
+  @staticmethod
+  def load(folder: str, label: str) -> list[tuple[str, dict]]:
+    return [('/collective_rpc', {'method': 'reload_weights', 'kwargs': {'weights_path': folder}}),
+            ('/reset_prefix_cache', {}), ('/update_weight_version', {'new_version': label})]
+
+
+class Sglang:
+  """SGLang 0.5.23: python/sglang/srt/managers/io_struct.py, tokenizer_manager.py."""
+  path = '/generate'
+  needs = 'SGLang 0.5.23 or newer, started without --skip-tokenizer-init'
+  stops = True
+
+  @staticmethod
+  def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str],
+               ends: Sequence[int]) -> dict:
+    given = {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k or -1}
+    return {'input_ids': ids, 'return_logprob': True, 'sampling_params': given | {
+      'max_new_tokens': most, 'sampling_seed': seed, 'stop': stop or None, 'stop_token_ids': ends}}
+
+  @staticmethod
+  def read(reply: Any) -> Reply:
+    about = reply['meta_info']  # `output_ids` may lack the token that it stopped at
+    logprobs, tokens = zip(*(entry[:2] for entry in about['output_token_logprobs']))
+    return Reply(list(tokens), list(logprobs), about.get('cached_tokens', 0), about.get('weight_version'))
+
+  @staticmethod
+  def score(ids: Sequence[int], target: Sequence[int]) -> dict:
+    return {'input_ids': [*ids, *target], 'return_logprob': True, 'logprob_start_len': len(ids) - 1,
+            'sampling_params': {'max_new_tokens': 0}}
+
+  @staticmethod
+  def read_scores(reply: Any, target: Sequence[int]) -> list[float]:
+    found = {(place, token): logprob for place, (logprob, token, *_) in enumerate(
+      reply['meta_info']['input_token_logprobs'][-len(target):])}
+    return [found[key] for key in enumerate(target)]
+
+  @staticmethod
+  def load(folder: str, label: str) -> list[tuple[str, dict]]:
+    return [('/update_weights_from_disk', {'model_path': folder, 'weight_version': label})]
+
+
+class LlamaCpp:
+  """llama.cpp's server (xllamacpp 2026.10): tools/server/README.md. It takes no new weights.
+
+  It leaves out the log-probabilities of a stop string's tokens, so no stop strings are sent.
+  """
+  path = '/completion'
+  needs = "llama.cpp's server of 2026 or newer"
+  stops = False
+
+  @staticmethod
+  def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str] = (),
+               ends: Sequence[int] = ()) -> dict:
+    return vars(sampling) | {'prompt': ids, 'n_predict': most, 'seed': seed, 'n_probs': 1,
+                             'return_tokens': True, 'samplers': ['temperature', 'top_k', 'top_p']}
+
+  @staticmethod
+  def read(reply: Any) -> Reply:
+    logprobs = {place: token['logprob'] for place, token in enumerate(reply['completion_probabilities'])}
+    tokens = reply['tokens']
+    return Reply(tokens, [logprobs[place] for place in range(len(tokens))], reply['timings']['cache_n'], None)
+
+  @staticmethod
+  def score(ids: Sequence[int], target: Sequence[int]) -> dict:
+    """Scores the first token alone: forced by a bias, which the log-probability does not count."""
+    return LlamaCpp.generate(ids, 1, Sampling(), 0) | {'logit_bias': [[target[0], 1e6]]}
+
+  @staticmethod
+  def read_scores(reply: Any, target: Sequence[int]) -> list[float]:
+    return LlamaCpp.read(reply).logprobs
+
+  @staticmethod
+  def load(folder: str, label: str) -> list[tuple[str, dict]]:
+    return []
+
+
+PROTOCOLS = {'vllm': Vllm, 'sglang': Sglang, 'llama_cpp': LlamaCpp}

@@ -1,0 +1,304 @@
+"""Rollouts on servers of other projects: token ids and log-probabilities over HTTP, weights through a disk.
+
+`RemoteEngine` stands in for an `engine.Engine`: `load` writes a model folder and has every server take it,
+`decoding` is a rollout in which spans are calls on threads. A branch or a rewind is just another prompt, so
+trees grow as on our engine; a question's trees go to one server, whose cache has what they share.
+
+A server that does not answer rests while others take its requests, and takes the newest weights before the
+next one: it may have been started anew. A run ends where no server answers, never with fewer spans.
+"""
+
+import functools
+import itertools
+import math
+import pathlib
+import shutil
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from jaxsearch.models import hub
+from jaxsearch.models.architecture import DecoderConfig
+from jaxsearch.models.decoder import Decoder
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import transfer
+from jaxsearch.sampler import stops
+from jaxsearch.sampler.driver import Schedule
+from jaxsearch.sampler.protocols import PROTOCOLS, Reply
+from jaxsearch.sampler.requests import END, LENGTH, Generate, Sampling, Score
+from jaxsearch.sampler.served import ServedDecoding, Span
+from jaxsearch.tools.http_client import MAY_PASS, JsonClient, RequestError, parse_url, secret_from_env
+
+KEY = 'ROLLOUT_API_KEY'  # the environment variable of the servers' key; most want none
+EPISODES = 2  # under way for every request in flight: some wait for tools
+BLOCK = 16  # tokens asked of a server that does not stop where the span ends
+REST = 60.0  # seconds that a server which fails again and again is left alone, at most
+GAP = 0.1  # nats by which a sampled token's log-probability may differ from the same token's in a prompt
+T = TypeVar('T')
+
+
+class ServerError(RequestError):
+  kind = 'rollout server'
+
+
+class Server:
+  """One server, and the label of the weights that it is known to have; None where that is not known."""
+
+  def __init__(self, url: str, protocol: Any, timeout: float):
+    address = parse_url(url)
+    self.url, self.protocol, self.label = url, protocol, None
+    self.lock, self.rests_until, self.rest = threading.Lock(), 0.0, 1.0
+
+    @functools.cache
+    def client(path: str) -> JsonClient:
+      whole = address.copy_with(path=address.path.rstrip('/') + path)
+      made = JsonClient([whole], timeout=timeout, attempts=1, token=secret_from_env(KEY))
+      made.error = ServerError
+      return made
+
+    self.client = client
+
+  def post(self, path: str, body: dict, read: Callable[[Any], T]) -> T:
+    def parse(reply: Any) -> T:
+      try:
+        return read(reply)
+      except (LookupError, TypeError) as error:
+        raise ValueError(f'{type(error).__name__}: {error}') from error
+    return self.client(path).post(body, parse)
+
+  def update(self, folder: pathlib.Path, label: str) -> None:
+    """Has it take the weights in `folder`, unless it has them."""
+    with self.lock:
+      if self.label != label:
+        for path, body in self.protocol.load(str(folder), label):
+          self.post(path, body, lambda _: None)
+        self.label = label
+
+  def failed(self) -> None:
+    """Lets it rest; it may come back with other weights."""
+    self.label, self.rests_until = None, time.monotonic() + self.rest
+    self.rest = min(2 * self.rest, REST)
+
+
+class OwnLlama(Server):
+  """llama.cpp's server inside this process, started anew with each set of weights."""
+
+  def __init__(self, protocol: Any, timeout: float, slots: int, length: int):
+    try:
+      import xllamacpp
+    except ImportError as error:
+      raise ImportError("sampler.engine='llama_cpp' without sampler.urls needs xllamacpp: "
+                        "pip install 'jaxsearch[llama_cpp]'") from error
+    self.library, self.running = xllamacpp, None
+    self.slots, self.length, self.timeout = slots, length, timeout
+    super().__init__('http://127.0.0.1', protocol, timeout)
+
+  def update(self, folder: pathlib.Path, label: str) -> None:
+    with self.lock:
+      if self.label == label:
+        return
+      self.running = None  # frees the old weights
+      params = self.library.CommonParams()
+      params.model.path, params.port = str(folder / 'model.gguf'), 0
+      params.n_parallel, params.n_ctx = self.slots, self.slots * self.length
+      params.verbosity = -1
+      self.running = self.library.Server(params)
+      super().__init__(self.running.listening_address, self.protocol, self.timeout)
+      self.label = label
+
+
+class RemoteEngine:
+  """Stands in for an `engine.Engine`, with the policy on servers.
+
+  Args:
+    kind: of the servers, a name of protocols.PROTOCOLS.
+    urls: their addresses, separated by commas; '' with 'llama_cpp' starts one in this process.
+    folder: where new weights are written, on a disk that all servers see under the same path.
+    slots: requests in flight of this process.
+    timeout: seconds for a reply, and until the run ends if no server gives one.
+  Raises ValueError for a server that does not give token ids or log-probabilities.
+  """
+
+  def __init__(self, kind: str, config: DecoderConfig, tokenizer: Tokenizer, *, urls: str,
+               folder: pathlib.Path, slots: int, length: int, timeout: float,
+               episode_deadline: float | None = None):
+    self.kind, self.protocol, self.config, self.tokenizer = kind, PROTOCOLS[kind], config, tokenizer
+    self.slots, self.episodes, self.length, self.timeout = slots, EPISODES * slots, length, timeout
+    self.episode_deadline = math.inf if episode_deadline is None else episode_deadline
+    self.temporary = None if urls else tempfile.TemporaryDirectory(prefix='jaxsearch-')
+    self.folder = pathlib.Path(self.temporary.name if self.temporary else folder).absolute()
+    self.servers = [Server(url, self.protocol, timeout) for url in urls.split(',') if url]
+    self.run = transfer.broadcast(uuid.uuid4().hex[:8])  # a server may still have weights of another run
+    self.version, self.label = 0, None
+    self.homes: dict[str | None, int] = {}  # of each question, the number of its server
+    self.seconds_weights, self.requests_failed, self.servers_reloaded = 0.0, 0, 0
+    self._automaton = functools.lru_cache(maxsize=64)(self._make_automaton)
+    with ThreadPoolExecutor() as pool:
+      list(pool.map(self._check, self.servers))
+    self.servers = self.servers or [OwnLlama(self.protocol, timeout, slots, length)]
+
+  def _check(self, server: Server) -> None:
+    """Asks for a token and for its log-probability as part of a prompt: ValueError if they do not agree."""
+    ids, protocol = self.tokenizer.encode('The')[:1], self.protocol
+    try:
+      body = protocol.generate(ids, 1, Sampling(), 0, (), self.tokenizer.eos_ids)
+      reply = self._ask([server], body, protocol.read)
+      scored = self._score_on([server], ids, reply.tokens)[0]
+    except ServerError as error:
+      raise ValueError(f'sampler.engine={self.kind!r}: {error}; needs {protocol.needs}') from error
+    if not np.abs(np.subtract(reply.logprobs, scored)).max(initial=0) < GAP:
+      raise ValueError(f'sampler.engine={self.kind!r}: {server.url} says {reply.logprobs} of a token that it '
+                       f'sampled and {scored} of the same token in a prompt; needs {protocol.needs}')
+
+  # As an `engine.Engine`.
+
+  def programs(self) -> list:
+    """Returns none: programs are the servers'."""
+    return []
+
+  def compile_all(self) -> None:
+    """Does nothing, likewise."""
+
+  def unload(self, *, cache: bool = False) -> None:
+    """Does nothing: the servers' devices are their own."""
+
+  def load(self, params: dict) -> None:
+    """Writes the parameters in the compute dtype, and has all servers take them; all processes call it.
+
+    A server that does not answer takes them when it is back.
+    """
+    start, old = time.monotonic(), self.label and self.folder / self.label
+    self.version, self.label = self.version + 1, f'{self.run}-{self.version + 1}'
+    model, new = Decoder(self.config, params=params), self.folder / self.label
+    if self.temporary:
+      hub.save_gguf(model, new / 'model.gguf', self.tokenizer)
+    elif self.kind != 'llama_cpp' and jax.process_index() == 0:
+      hub.save(model, new, self.tokenizer, dtype=self.config.dtype)
+    if jax.process_index() == 0 or self.temporary:
+      with ThreadPoolExecutor() as pool:
+        list(pool.map(self._update, self.servers))
+      if old:
+        shutil.rmtree(old, ignore_errors=True)
+    transfer.broadcast(None)
+    for server in self.servers if jax.process_index() else ():
+      server.label = self.label  # the first process has told it
+    self.homes.clear()
+    self.seconds_weights = time.monotonic() - start
+
+  def _update(self, server: Server) -> None:
+    try:
+      server.update(self.folder / self.label, self.label)
+    except ServerError as error:
+      if error.fault not in MAY_PASS:
+        raise
+      server.failed()
+
+  @property
+  def figures(self) -> dict[str, float]:
+    """Returns metrics: seconds that the newest weights took to reach the servers; since the start, requests
+    that another server had to take, and servers that had lost their weights."""
+    return {'seconds_weights': self.seconds_weights, 'requests_failed': self.requests_failed,
+            'servers_reloaded': self.servers_reloaded}
+
+  def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> ServedDecoding:
+    """Returns the policy of one rollout."""
+    return ServedDecoding(self, key, sampling, schedule)
+
+  # Requests, each on a thread.
+
+  def generate(self, request: Generate, most: int, sampling: Sampling, seed: int) -> Span:
+    """Returns the span after `request.node`; it ends where our engine ends it, by the same automaton."""
+    if request.forbid:
+      raise ValueError(f'sampler.engine={self.kind!r} cannot forbid tokens')
+    path, servers, ends = request.node.path_tokens(), self._servers(request), list(self.tokenizer.eos_ids)
+    automaton, state = self._automaton(request.stop), 0
+    sent = self.protocol.stops and type(request.stop) is tuple
+    tokens, logprobs, cached, prefilled = [], [], 0, 0
+    while state >= 0 and len(tokens) < most:
+      block = min(most - len(tokens), most if sent else BLOCK)
+      body = self.protocol.generate([*path, *tokens], block, sampling, (seed + len(tokens)) % 2**31,
+                                    list(request.stop) if sent else [], ends)
+      reply = self._ask(servers, body, self._read)
+      cached, prefilled = cached + reply.cached, prefilled + len(path) + len(tokens) - reply.cached
+      for token, logprob in zip(reply.tokens, reply.logprobs):
+        if state >= 0 and len(tokens) < most:
+          state = int(automaton[state, token])
+          tokens.append(token)
+          logprobs.append(logprob)
+    names = {stops.ENDED: END} | {stops.ENDED - 1 - i: stop for i, stop in enumerate(request.stop)}
+    return Span(tokens, names.get(state, LENGTH), logprobs, cached, prefilled, self.version)
+
+  def score(self, request: Score, temperature: float) -> tuple[list[list[float] | None], int, int]:
+    """Returns (log-probabilities of each continuation, cached tokens, prefilled tokens)."""
+    if temperature != 1:
+      raise ValueError(f'log-probabilities at temperature {temperature:g}: servers give those at 1')
+    encode = self.tokenizer.encode
+    path = request.node.path_tokens() + (encode(request.cue) if request.cue else [])
+    replies, prefilled = [], 0
+    for given in request.continuations:
+      target = encode(given) if isinstance(given, str) else list(given)
+      fits = len(path) + len(target) <= self.length
+      logprobs, computed = self._score_on(self._servers(request), path, target) if fits else (None, 0)
+      replies.append(logprobs)
+      prefilled += computed
+    return replies, 0, prefilled
+
+  def _score_on(self, servers: Sequence[Server], path: Sequence[int],
+                target: Sequence[int]) -> tuple[list[float], int]:
+    """Returns (log-probabilities of `target` after `path`, tokens sent); a token at a time where it must."""
+    logprobs, step = [], max(len(target), 1) if self.protocol.stops else 1
+    for start in range(0, len(target), step):
+      ids, part = [*path, *target[:start]], target[start:start + step]
+      read = functools.partial(self.protocol.read_scores, target=part)
+      logprobs += self._ask(servers, self.protocol.score(ids, part), read)
+    return logprobs, len(path) + len(target)
+
+  def _servers(self, request: Generate | Score) -> list[Server]:
+    """Returns all servers, that of the request's question first."""
+    question = request.node.tree.question
+    home = self.homes.setdefault(question and question.id, len(self.homes) % len(self.servers))
+    return self.servers[home:] + self.servers[:home]
+
+  def _read(self, reply: Any) -> Reply:
+    """Reads a reply. Raises ValueError unless each token has a log-probability, and there is one."""
+    read = self.protocol.read(reply)
+    if not read.tokens or len(read.tokens) != len(read.logprobs):
+      raise ValueError(f'{len(read.tokens)} tokens with {len(read.logprobs)} log-probabilities')
+    return read
+
+  def _ask(self, servers: Sequence[Server], body: dict, read: Callable[[Any], T]) -> T:
+    """Returns what the first of `servers` that answers, with the newest weights, replies to `body`.
+
+    Raises ServerError for a request that is refused, or once all have failed and `timeout` seconds passed.
+    """
+    give_up, failed = time.monotonic() + self.timeout, set()
+    for server in itertools.cycle(servers):
+      if server.rests_until > time.monotonic():
+        time.sleep(0.1 if server is servers[-1] else 0)
+        continue
+      try:
+        if self.label:
+          server.update(self.folder / self.label, self.label)
+        reply = server.post(self.protocol.path, body, read)
+      except ServerError as error:
+        server.failed()
+        failed.add(server)
+        self.requests_failed += 1
+        if error.fault not in MAY_PASS or (len(failed) == len(servers) and time.monotonic() > give_up):
+          raise
+        continue
+      server.rest = 1.0
+      if not isinstance(reply, Reply) or None in (self.label, reply.label) or reply.label == self.label:
+        return reply
+      self.servers_reloaded, server.label = self.servers_reloaded + 1, None  # it was started anew
+
+  def _make_automaton(self, stop: tuple[str, ...]) -> np.ndarray:
+    make = getattr(stop, 'automaton', functools.partial(stops.automaton, stops=stop))
+    return make(self.tokenizer.pieces(self.config.vocab_size), ends=self.tokenizer.eos_ids)
