@@ -21,7 +21,7 @@ def get_config():
   config.dtype = 'bfloat16'
   config.tools = ('search', 'open')
   config.search.update(backend='index', topk=5, words=400)  # about the authors' 512 tokens of a document
-  config.grow.update(template='browsecomp_plus', chat=True, max_turns=30, max_tokens=2048)
+  config.grow.update(template='browsecomp_plus', chat=True, grammar='auto', max_turns=30, max_tokens=2048)
   config.sampler.update(length=32768, slots=8, max_observation=4096)
   config.train.row_length = 32768
   config.judge = judge()

@@ -98,7 +98,8 @@ def test_bench_answers_judges_and_writes_run_files(folder, capsys):
   arguments = ['bench', '--config=browsecomp_plus', '--config.model=world-tiny', f'--folder={folder}',
                '--benchmarks=browsecomp_plus', f'--config.search.index={folder}/index', '--model=mini',
                f'--out={folder}/out.json', f'--runs={folder}/runs', '--config.search.topk=2',
-               '--config.sampler.slots=1', '--config.grow.max_turns=1', '--config.tools=()']
+               '--config.sampler.slots=1', '--config.grow.max_turns=1', '--config.tools=()',
+               '--config.grow.grammar=tags']
   replies = [reply(JUDGED[0]), (400, {}), reply(JUDGED[2]), reply(JUDGED[1])]
   with server(*map(reply, SAID)) as (policy, _), server(*replies) as (judge, asked):
     arguments += [f'--url={policy}', f'--config.judge.url={judge}', '--config.judge.model=grader',
