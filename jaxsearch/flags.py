@@ -169,15 +169,24 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
 def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], command: str,
                 own: Sequence[str]) -> list[str]:
   """Sets what each '--config.FIELD=VALUE' says and returns the other words; UsageError lists all mistakes."""
+  def read(texts):
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=texts)
+    return values([command, *texts])[1:]
+
   known, words, unknown, wrong = [name for name, _ in fields(config)], [], [], []
+  settings = [text for text in arguments if _field(text) in known and '=' in text]
+  try:
+    read(settings)  # together: each reading prints the whole config
+  except flags.Error:
+    settings = []  # one by one, to name every mistake
   for text in arguments:
-    name, values = _field(text), flags.FlagValues()
+    name = _field(text)
     if name is not None and name not in known:
       unknown.append(f'the config has no field {name!r}{suggestion(name, known)}')
       continue
     try:
-      config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=[text])
-      words += values([command, text])[1:]
+      words += [] if text in settings else read([text])
     except flags.UnrecognizedFlagError as error:
       near = suggestion(error.flagname, [*own, *(f'config.{field}' for field in known)])
       near = re.sub("'([^']+)'", r"'--\1'", near)
