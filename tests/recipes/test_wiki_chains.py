@@ -49,29 +49,11 @@ def test_a_chain_searches_until_it_has_seen_every_passage(results, thoughts):
   assert texts('observation') == [grammar.information(results[query], ()) for query in queries]
 
 
-def test_a_comparison_says_what_follows_before_it_answers():
-  lookup = lookups.Lookup(QUESTION, STEPS, 'Oslo is in Norway.')
-  chain = chains.write_chain(lookup, lambda _: [ONE, TWO], 'PROMPT', (), 3)
-  assert chain.spans[-1]['text'] == (
-    f'<think> {DIRECTOR} {BORN} Oslo is in Norway. </think>\n<answer> Oslo </answer>')
-
-
 @pytest.mark.parametrize('results, searches', [
   ({ASKED: [OTHER], 'Red Sun': [OTHER]}, 3), ({ASKED: [OTHER], 'Red Sun': [ONE], 'Ann Lee': [TWO]}, 2)])
 def test_no_chain_where_a_passage_is_not_found_or_searches_run_out(results, searches):
   lookup = lookups.Lookup(QUESTION, STEPS)
   assert chains.write_chain(lookup, results.__getitem__, '', (), searches) is None
-
-
-@pytest.mark.parametrize('question, gold, sentence', [
-  ('Where was Ann Lee born?', 'oslo', BORN), ('Where was Ann Lee born?', 'Rome', None),
-  ('Was Ann Lee born in a city?', 'yes', None),
-  ('Was Ann Lee born in Oslo?', 'Oslo', None),                         # the answer stands in the question
-  ('Which harbour exports herring, timber and glass?', 'Oslo', None)])  # the passage is about something else
-def test_a_question_is_supported_by_a_passage_about_it_that_has_the_answer(question, gold, sentence):
-  weigh = chains.weights([ONE, TWO, OTHER])
-  step = chains.supported(Question('1', question, (gold,)), [ONE, TWO], weigh)
-  assert step == (lookups.Step('2', 'Ann Lee', sentence) if sentence else None)
 
 
 TWO_MORE = Document('900', 'Zwickau loaves',

@@ -19,7 +19,6 @@ from jaxsearch.tools.search_http import HttpSearch, SearchError
 
 pytest.importorskip('starlette')
 pytest.importorskip('uvicorn')
-from jaxsearch.tools import http_server
 from jaxsearch.tools.http_server import Limits, evidence_app, search_app
 from tests.tools.running import serve
 
@@ -218,22 +217,6 @@ def test_bad_questions_are_named(strict, body, status, reason):
 
 
 # The address, and the process.
-
-
-def test_an_address_that_cannot_be_had_is_named():
-  with http_server.bind('127.0.0.1', 0) as taken:
-    port = taken.getsockname()[1]
-    with pytest.raises(ValueError, match=f'cannot listen on 127.0.0.1:{port}: Address already in use'):
-      http_server.bind('127.0.0.1', port)
-  with pytest.raises(ValueError, match='cannot listen on 192.0.2.1:0'):  # no address of this machine
-    http_server.bind('192.0.2.1', 0, 'sesame')
-
-
-def test_nobody_listens_beyond_this_machine_without_a_token():
-  with pytest.raises(ValueError, match=r'--host 0\.0\.0\.0 is reached .*: that needs a token'):
-    http_server.bind('0.0.0.0', 0)
-  for address in (('0.0.0.0', 0, 'sesame'), ('127.0.0.2', 0), ('localhost', 0)):
-    http_server.bind(*address).close()
 
 
 SERVER = """

@@ -1,18 +1,14 @@
 """The client of retrieval servers; faults of servers are in test_server_faults.py."""
 
 import json
-import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from configs import base
 from jaxsearch.data.corpus import Document
 from jaxsearch.setup import open_backend
-from jaxsearch.tools import search_http
 from jaxsearch.tools.http_server import search_app
-from jaxsearch.tools.search_http import HttpSearch, SearchError
+from jaxsearch.tools.search_http import HttpSearch
 from tests.tools.running import serve
 from tests.tools.serving import send, server
 
@@ -32,26 +28,6 @@ def test_request_and_answer():
   assert [path for path, _, _ in seen[1:]] == ['/v2/find', '/retrieve']
 
 
-def test_queries_that_wait_together_go_in_few_requests():
-  """The first requests are answered once all 128 workers of pod configs have asked."""
-  asked, everybody = [], threading.Event()
-
-  def answer(handler):
-    queries = json.loads(handler.body)['queries']
-    asked.append(len(queries))
-    assert everybody.wait(20)
-    send(handler, json.dumps({'result': [[{'contents': query}] for query in queries]}).encode())
-
-  with server(answer) as (url, _), ThreadPoolExecutor(128) as pool:
-    search = HttpSearch(url, attempts=1)
-    replies = [pool.submit(search.search, [f'q{i}'], 1) for i in range(128)]
-    while len(asked) < search_http.REQUESTS or len(search._batched(1)._waiting) < 128 - sum(asked):
-      time.sleep(0.001)
-    everybody.set()
-    assert [reply.result()[0][0].title for reply in replies] == [f'q{i}' for i in range(128)]
-  assert sum(asked) == 128 and len(asked) <= 2 * search_http.REQUESTS
-
-
 def test_a_query_that_is_refused_fails_no_other():
   def answer(handler):
     queries = json.loads(handler.body)['queries']
@@ -64,22 +40,6 @@ def test_a_query_that_is_refused_fails_no_other():
     results = search._batched(1)(['a', 'bad', 'b'])
   assert [results[i][0].title for i in (0, 2)] == ['a', 'b'] and results[1].status == 422
   assert len(seen) == 4
-
-
-def test_no_queries_ask_nobody():
-  assert HttpSearch('http://127.0.0.1:9').search([]) == []
-
-
-@pytest.mark.parametrize(('body', 'reason'), [
-  ([], 'valid dictionary'), ({}, 'result: Field required'),
-  ({'result': [[], []]}, 'result: 2 lists for 1 queries'), ({'result': [None]}, r'result\.0: .* valid list'),
-  ({'result': [[{'document': {'id': '1'}}]]}, r'result\.0\.0\.document\.contents: Field required'),
-  ({'result': [[{'document': {'contents': 'x'}, 'score': float('nan')}]]}, r'0\.score: .* finite number'),
-  ({'result': [[{'document': {'contents': 'x'}, 'score': True}]]}, r'result\.0\.0\.score: .* valid number')])
-def test_a_reply_of_another_shape_is_refused_at_once(body, reason):
-  with server((200, body)) as (url, seen), pytest.raises(SearchError, match=reason) as error:
-    HttpSearch(url, backoff=0.01).search(['x'])
-  assert len(seen) == 1 and url in str(error.value)
 
 
 def test_both_forms_missing_ids_and_too_many_documents():

@@ -30,16 +30,6 @@ def test_the_ranking_is_that_of_bm25_whatever_the_blocks(tmp_path, monkeypatch, 
       np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-8)
 
 
-def test_common_words_are_looked_up_for_the_candidates_alone(tmp_path, monkeypatch):
-  """Else a query with 'the' would read the postings of 'the', in a large corpus all passages."""
-  passages, _, _ = random_corpus(300)
-  ours, read = sparse.Sparse(built(tmp_path, passages, 100)), []
-  added = ours._added
-  monkeypatch.setattr(ours, '_added', lambda word, passages, counts: (
-    read.append(len(passages)) or added(word, passages, counts)))
-  assert len(ours.search('w250 w0', 1)[0]) == 1 and max(read) < 20
-
-
 def test_nothing_to_find(tmp_path):
   passages, _, _ = random_corpus(20)
   ours = sparse.Sparse(built(tmp_path, passages, 20))

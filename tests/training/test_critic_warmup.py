@@ -45,15 +45,10 @@ def settings():
   return warmup_settings(closed_book={}, tool_required={}, second_search={})
 
 
-def test_a_run_with_a_shared_critic_resumes_to_the_bit_and_becomes_a_plain_policy(config, tmp_path):
-  for config.steps in (1, 2):
-    loop.train(config)
-  broken, config.out = config.out, str(tmp_path / 'whole')
+def test_a_run_with_a_shared_critic_becomes_a_plain_policy(config):
   loop.train(config)
-  mesh = meshes.make_mesh(**config.mesh)
-  (_, whole, _), (_, other, _) = (saved_policies.load_trained(run, mesh) for run in (config.out, broken))
-  jax.tree.map(np.testing.assert_array_equal, whole, other)
-  assert states.HEAD in whole
+  _, trained, _ = saved_policies.load_trained(config.out, meshes.make_mesh(**config.mesh))
+  assert states.HEAD in trained
   rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert all(row['critic_loss'] > 0 and row['critic_grad_norm'] > 0 for row in rows)
   _, params, _ = saved_policies.load_params(config.out)

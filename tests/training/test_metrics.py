@@ -32,11 +32,6 @@ def test_a_resumed_log_has_every_step_once(tmp_path):
   assert list((tmp_path / 'tensorboard').iterdir())
 
 
-def test_a_broken_line_is_named(tmp_path):
-  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
-  with pytest.raises(ValueError, match=r'metrics.jsonl:2: not JSON'):
-    row_files.read(tmp_path / 'metrics.jsonl')
-
 
 def test_updates_of_a_step_become_one_row():
   updates = [
@@ -211,12 +206,10 @@ def test_a_run_stops_after_an_alarm_that_lasts():
   assert watched(get_config(action='stop', patience=3), changes[:-1])[2] == ''
 
 
-def test_a_run_that_was_stopped_resumes_with_other_limits(config):
-  config.steps, config.critic.enabled, config.loss.kl_coef = 3, False, 0.0
-  config.monitor.update(window=1, entropy_high=0.1, action='stop', patience=2)
-  with pytest.raises(run_folder.RunStopped, match='^step 2: entropy_high 8.* > monitor.entropy_high=0.1 for 2 steps'):
+def test_an_alarm_stops_a_run(config):
+  config.critic.enabled, config.loss.kl_coef = False, 0.0
+  config.monitor.update(window=1, entropy_high=0.1, action='stop', patience=1)
+  with pytest.raises(run_folder.RunStopped, match='^step 1: entropy_high 8.* > monitor.entropy_high=0.1 for 1 step'):
     loop.train(config)
-  config.monitor.update(action='warn', entropy_high=9.0)
-  loop.train(config)
-  rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
-  assert [row.get('alarms') for row in rows] == ['entropy_high'] * 2 + [None]
+  [row] = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  assert row['alarms'] == 'entropy_high'

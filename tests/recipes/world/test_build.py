@@ -3,8 +3,6 @@
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from jaxsearch.world import files as world
 from recipes.world.build import SPECIAL, TAGS, build
@@ -19,13 +17,6 @@ def encode(tokenizer, text):
   return tokenizer.encode(text, add_special_tokens=False).ids
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.text())
-def test_tokenizer_is_lossless(text):
-  tokenizer = pytest.importorskip('tokenizers').Tokenizer.from_file(str(world.folder() / 'tokenizer.json'))
-  assert tokenizer.decode(encode(tokenizer, text), skip_special_tokens=False) == text
-
-
 def test_tags_and_digits_are_single_tokens(tokenizer):
   assert tokenizer.get_vocab_size() == 4096
   for tag in (*SPECIAL, *TAGS):
@@ -37,16 +28,6 @@ def test_tags_and_digits_are_single_tokens(tokenizer):
     assert tokenizer.decode(encode(tokenizer, special)) == ''
   assert [tokenizer.decode([i]) for i in encode(tokenizer, '224005')] == list('224005')
   assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
-
-
-def test_transformers_reads_the_folder(tokenizer):
-  transformers = pytest.importorskip('transformers')
-  loaded = transformers.AutoTokenizer.from_pretrained(world.folder())
-  text = '<think> Find the country. </think> <search> São José </search><|endoftext|>'
-  ids = loaded(text, add_special_tokens=False)['input_ids']
-  assert ids == encode(tokenizer, text)
-  assert loaded.decode(ids) == text
-  assert loaded.eos_token == '<|endoftext|>'
 
 
 @pytest.mark.slow

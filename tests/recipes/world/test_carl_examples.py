@@ -39,21 +39,3 @@ def test_a_full_episode_is_what_the_method_reads(tokenizer):
     assert [any(token in tokenizer.eos_ids for token in span.tokens) for span in spans] == [
       *[False] * 2 * len(steps), True]
     assert 'Doc 1' not in ''.join(node.text for node in spans[-1].path()[1:])  # forgotten
-
-
-def test_closed_book_answers_are_right_where_it_is_known(tokenizer):
-  right = {True: [], False: []}
-  for tree in episodes(tokenizer, 60, closed_book=1.0):
-    (span,) = segments(tree)
-    assert grammar.python_block(span.text) is None
-    answer, known = formats.last_boxed(span.text), carl_examples.is_known(tree.question)
-    right[known].append(answer == tree.question.golden_answers[0])
-  assert all(right[True]) and len(right[True]) > 15 and sum(right[False]) < 0.6 * len(right[False])
-
-
-def test_only_warm_questions_are_asked():
-  rng, splits = random.Random(0), ('rl', 'test', 'dev')
-  other = {question.id for split in splits for question in world.questions(split)}
-  asked = [carl_examples.draw(rng) for _ in range(100)]
-  assert not {question.id for question in asked} & other
-  assert 40 < sum(map(carl_examples.is_known, asked)) < 75

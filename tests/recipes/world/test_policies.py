@@ -45,10 +45,3 @@ def test_stages_are_saved_and_not_trained_twice(config, monkeypatch):
   monkeypatch.setattr(policies.sft, 'open_imitation', lambda *_, **__: pytest.fail('trained again'))
   np.testing.assert_array_equal(hub.load(policies.make(config)).params['embedding'], first)
   assert Tokenizer.load(folder).encode('<search>') == Tokenizer.load(world.folder()).encode('<search>')
-
-
-def test_a_policy_without_the_skill_does_not_pass(config, monkeypatch):
-  config.gate.em = 0.85
-  monkeypatch.setattr(policies, 'share_right', lambda *_: 0.5)
-  with pytest.raises(policies.RunStopped, match=r'50.0% of held-out questions, the gate is 85%'):
-    policies.make(config)
