@@ -3,8 +3,9 @@
 #
 #   bash launch/run.sh [--dry-run] [arguments of `jaxsearch train`, such as --config.steps=100]
 #
-# The job stands in launch/job.env. Starts the retriever beside the job where RETRIEVER is set, passes SIGTERM on (the step in hand
-# is finished and saved), and starts a process that died again. The same command resumes the run in OUT.
+# The job stands in launch/job.env. Starts the retriever and the rollout server that it names (RETRIEVER, ROLLOUT) beside the job,
+# passes SIGTERM on (the step in hand is finished and saved), and starts a process that died again. The same command resumes the
+# run in OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${JAX_COMPILATION_CACHE_DIR:-}
@@ -27,6 +28,9 @@ if [ -n "$RETRIEVER" ]; then
   SEARCH_URL=http://127.0.0.1:$PORT/retrieve
 fi
 [ -z "$SEARCH_URL" ] || train+=(--config.search.backend=http --config.search.url="$SEARCH_URL")
+if [ -n "$ROLLOUT" ]; then
+  train+=(--config.sampler.engine="$ROLLOUT" --config.sampler.urls="${ROLLOUT_URLS:-http://127.0.0.1:$ROLLOUT_PORT}")
+fi
 case $HOSTS in
   1) train+=(--config.distributed.enabled=False) ;;
   auto) train+=(--config.distributed.enabled=True) ;;
@@ -38,8 +42,8 @@ if [ -n "$TRAIN_GPUS" ]; then  # on SLURM JAX takes them from JAX_LOCAL_DEVICE_I
   gpus=CUDA_VISIBLE_DEVICES
   [ -z "${JAX_LOCAL_DEVICE_IDS:-}" ] || gpus=JAX_LOCAL_DEVICE_IDS
   export "$gpus=$TRAIN_GPUS"
-elif [ -n "$RETRIEVER_GPUS" ]; then
-  echo 'run.sh: RETRIEVER_GPUS needs TRAIN_GPUS, those that are left for training' >&2
+elif [ -n "$RETRIEVER_GPUS$ROLLOUT_GPUS" ]; then
+  echo 'run.sh: RETRIEVER_GPUS and ROLLOUT_GPUS need TRAIN_GPUS, those that are left for training' >&2
   exit 2
 fi
 
@@ -61,25 +65,45 @@ finish() {  # waits for a process through any number of signals; its status
 stopped=
 trap stop TERM INT
 
-retriever=
+beside=()
+trap 'kill -TERM "${beside[@]}" 2> /dev/null || true' EXIT
+start() {  # start NAME PORT COMMAND …: a server beside the job, once it answers
+  local name=$1 port=$2
+  shift 2
+  if [ -n "$DRY_RUN" ]; then
+    step "$@"
+    return
+  fi
+  "$@" &
+  local server=$!
+  beside+=("$server")
+  until "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
+      "http://127.0.0.1:$port/health" 2> /dev/null; do
+    if [ -n "$stopped" ]; then exit 143; fi
+    kill -0 "$server" 2> /dev/null || { echo "run.sh: $name ended before it answered: $*" >&2; exit 2; }
+    sleep 1
+  done
+}
+
 if [ -n "$RETRIEVER" ]; then
   on=(JAX_PLATFORMS=cpu)  # on devices it would take their memory from training, and lock a TPU
   [ -z "$RETRIEVER_GPUS" ] || on=(JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES="$RETRIEVER_GPUS")
-  # shellcheck disable=SC2206  # several words
-  serve=(env "${on[@]}" "$jaxsearch" serve $RETRIEVER --port "$PORT")
-  if [ -n "$DRY_RUN" ]; then
-    step "${serve[@]}"
-  else
-    "${serve[@]}" &
-    retriever=$!
-    trap 'kill -TERM "$retriever" 2> /dev/null || true' EXIT
-    until "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
-        "http://127.0.0.1:$PORT/health" 2> /dev/null; do
-      if [ -n "$stopped" ]; then exit 143; fi
-      kill -0 "$retriever" 2> /dev/null || { echo "run.sh: the retriever ended before it answered: $RETRIEVER" >&2; exit 2; }
-      sleep 1
-    done
-  fi
+  # shellcheck disable=SC2086  # several words
+  start 'the retriever' "$PORT" env "${on[@]}" "$jaxsearch" serve $RETRIEVER --port "$PORT"
+fi
+if [ -n "$ROLLOUT" ] && [ -z "$ROLLOUT_URLS" ]; then
+  [ -n "$MODEL" ] || { echo 'run.sh: ROLLOUT needs MODEL, a Hugging Face folder' >&2; exit 2; }
+  on=()
+  [ -z "$ROLLOUT_GPUS" ] || on=(CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS")
+  case $ROLLOUT in
+    vllm) server=(-m vllm.entrypoints.cli.main serve "$MODEL" --enable-scale-out --enable-prompt-tokens-details)
+          on+=(VLLM_SERVER_DEV_MODE=1) ;;  # to take weights: for this host alone
+    sglang) server=(-m sglang.launch_server --model-path "$MODEL") ;;
+    *) echo "run.sh: ROLLOUT=$ROLLOUT is neither vllm nor sglang" >&2; exit 2 ;;
+  esac
+  # shellcheck disable=SC2086
+  start "$ROLLOUT" "$ROLLOUT_PORT" env "${on[@]}" "$ROLLOUT_PYTHON" "${server[@]}" --host 127.0.0.1 --port "$ROLLOUT_PORT" \
+    $ROLLOUT_ARGS
 fi
 
 if [ -n "$DRY_RUN" ]; then

@@ -16,7 +16,7 @@ trap 'rm -rf "$(dirname "$code")"' EXIT
 step git archive --format=tar.gz --output "$code" HEAD
 step gcloud compute tpus tpu-vm scp "$code" "$NAME:jaxsearch.tar.gz" --zone "$ZONE" --worker=all
 job=$(printf '%q ' env EXTRAS="${EXTRAS:-tpu}" COMMAND="$COMMAND" CONFIG="$CONFIG" MODEL="$MODEL" QUESTIONS="$QUESTIONS" \
-  SEARCH_URL="$SEARCH_URL" RETRIEVER="$RETRIEVER" PORT="$PORT" OUT="$OUT" HOSTS=auto RESTARTS="$RESTARTS" bash launch/run.sh "$@")
+  SEARCH_URL="$SEARCH_URL" RETRIEVER="$RETRIEVER" PORT="$PORT" ROLLOUT="$ROLLOUT" ROLLOUT_URLS="$ROLLOUT_URLS" OUT="$OUT" HOSTS=auto RESTARTS="$RESTARTS" bash launch/run.sh "$@")
 on_hosts "mkdir -p jaxsearch && tar xzf jaxsearch.tar.gz -C jaxsearch && cd jaxsearch && \
 (setsid nohup $job > ../jaxsearch.log 2>&1 & echo \$! > ../jaxsearch.pid)"
 cat << END

@@ -11,6 +11,6 @@ source launch/job.env
 
 [ -n "$DRY_RUN" ] || { [ -n "$CLUSTER" ] && [ -n "$IMAGE" ]; } || { echo 'xpk.sh: set CLUSTER and IMAGE in launch/job.env' >&2; exit 2; }
 command="cd /jaxsearch && $(printf '%q ' env COMMAND="$COMMAND" CONFIG="$CONFIG" MODEL="$MODEL" QUESTIONS="$QUESTIONS" \
-  SEARCH_URL="$SEARCH_URL" RETRIEVER="$RETRIEVER" PORT="$PORT" OUT="$OUT" HOSTS=auto RESTARTS=0 bash launch/run.sh "$@")"
+  SEARCH_URL="$SEARCH_URL" RETRIEVER="$RETRIEVER" PORT="$PORT" ROLLOUT="$ROLLOUT" ROLLOUT_URLS="$ROLLOUT_URLS" OUT="$OUT" HOSTS=auto RESTARTS=0 bash launch/run.sh "$@")"
 step xpk workload create --cluster "$CLUSTER" --workload "$NAME" --tpu-type "$TPU_TYPE" --num-slices "$SLICES" \
   --docker-image "$IMAGE" --max-restarts 20 --command "$command"

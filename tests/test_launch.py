@@ -118,14 +118,30 @@ def test_a_search_server_gets_the_gpus_that_are_named_for_it(tmp_path):
   serve = shlex.split(found.stdout.splitlines()[-2])
   assert serve[:3] == ['env', 'JAX_PLATFORMS=cuda', 'CUDA_VISIBLE_DEVICES=6,7']
   refused = run('run.sh', '--dry-run', **job)
-  assert refused.returncode == 2 and 'RETRIEVER_GPUS needs TRAIN_GPUS' in refused.stderr
+  assert refused.returncode == 2 and 'RETRIEVER_GPUS and ROLLOUT_GPUS need TRAIN_GPUS' in refused.stderr
+
+
+@pytest.mark.parametrize(('engine', 'command'), [
+  ('vllm', 'VLLM_SERVER_DEV_MODE=1 python3 -m vllm.entrypoints.cli.main serve /w/Qwen --enable-scale-out '
+           '--enable-prompt-tokens-details'),
+  ('sglang', 'python3 -m sglang.launch_server --model-path /w/Qwen')])
+def test_a_rollout_server_starts_beside_the_job(engine, command, tmp_path):
+  job = dict(OUT=str(tmp_path), ROLLOUT=engine, MODEL='/w/Qwen', ROLLOUT_GPUS='2,3', TRAIN_GPUS='0,1',
+             ROLLOUT_ARGS='--dtype=bfloat16')
+  server, train = run('run.sh', '--dry-run', **job).stdout.replace('\\', '').splitlines()[-2:]
+  assert server.split() == ['env', 'CUDA_VISIBLE_DEVICES=2,3', *command.split(), '--host', '127.0.0.1', '--port',
+                            '8001', '--dtype=bfloat16']
+  assert f'--config.sampler.engine={engine} --config.sampler.urls=http://127.0.0.1:8001' in train
+  found = run('run.sh', '--dry-run', **job | {'ROLLOUT_URLS': 'http://a:1,http://b:1'}).stdout.replace('\\', '')
+  assert '--config.sampler.urls=http://a:1,http://b:1' in found and command not in found
 
 
 @pytest.mark.parametrize(('script', 'gpus'), [('gke.sh', True), ('xpk.sh', False), ('tpu-vm.sh', False)])
-def test_the_search_server_of_a_job_is_passed_on(script, gpus):
-  given = {'RETRIEVER': '--index=/data/wiki18', 'PORT': '8123', 'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6'}
+def test_the_servers_of_a_job_are_passed_on(script, gpus):
+  given = {'RETRIEVER': '--index=/data/wiki18', 'PORT': '8123', 'ROLLOUT': 'vllm', 'ROLLOUT_URLS': 'http://a:1',
+           'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6'}
   text = run(script, '--dry-run', **given).stdout.replace('\\', '')
-  for name, value in list(given.items())[:None if gpus else 2]:  # the others rent TPUs
+  for name, value in list(given.items())[:None if gpus else 4]:  # the others rent TPUs
     assert f'name: {name}, value: "{value}"' in text or f' {name}={value} ' in text
 
 

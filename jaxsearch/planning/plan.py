@@ -35,6 +35,7 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
 
   `workload`: see `step.work`.
   """
+  engine, config = config.sampler.engine, programs.changed(config, {'sampler': {'engine': 'jax'}})
   devices, rows = target.devices(), config.train.micro_rows
   parts = meshes.batch_size(meshes.make_mesh(**config.mesh, devices=devices))
   if rows % parts:
@@ -72,9 +73,17 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
     'released': run.released, 'load': load, 'programs': figures,
     'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in derived},
     'workloads': workloads, 'step_seconds': seconds[0], 'expected_step_seconds': seconds[1],
+    'servers': 0 if engine == 'jax' else servers(limits['expected_seconds'], len(devices)),
     'decode_traffic': figures['decode']['each']['bytes'] / live,
     'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
     'advice': '' if highest <= limit else advice(config, run, needs, limit)}
+
+
+def servers(phases: dict[str, float], devices: int) -> int:
+  """Returns how many of the devices should serve rollouts, so that these take as long as the updates beside
+  them."""
+  share = phases['rollout'] / sum(phases.values())
+  return min(max(round(share * devices), 1), devices - 1)
 
 
 def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: programs.Run,
@@ -221,6 +230,9 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
                          + ', '.join(f'{phase} {seconds:.1f}' for phase, seconds in phases.items()) + ')'
                          for phases in kinds.values())
       yield f'{names[name]}: at least {least}, expected {expected}'
+  if plan['servers']:
+    yield (f'with servers for rollouts: {plan["servers"]} devices for them, {plan["devices"] - plan["servers"]} to '
+           'train, with train.async_steps=1 and if they sample as fast as ours; memory is as without them')
   yield (f'fits: {plan["share"]:.0%} of a device at most' if plan['fits'] else
          f'does not fit: {plan["share"]:.0%} of a device, {POOL:.0%} are allowed; set {plan["advice"]}')
 
@@ -229,6 +241,6 @@ def short(plan: dict) -> dict:
   """Returns the line of JSON; what did not compile for want of memory has null bytes."""
   programs = {name: program['memory']['total'] for name, program in plan['programs'].items()}
   kept = ('fits', 'bytes_per_device', 'share', 'step_seconds', 'expected_step_seconds', 'workloads', 'advice',
-          'resident', 'target', 'devices', 'largest')
+          'resident', 'target', 'devices', 'servers', 'largest')
   result = {name: plan[name] for name in kept if name in plan} | {'programs': programs}
   return json.loads(json.dumps(result), parse_constant=lambda _: None)

@@ -52,14 +52,18 @@ class Server:
   """One server, and the label of the weights that it is known to have; None where that is not known."""
 
   def __init__(self, url: str, protocol: Any, timeout: float):
-    address = parse_url(url)
-    self.url, self.protocol, self.label = url, protocol, None
+    self.protocol, self.label, self.timeout = protocol, None, timeout
     self.lock, self.rests_until, self.rest = threading.Lock(), 0.0, 1.0
+    self.reach(url)
+
+  def reach(self, url: str) -> None:
+    address = parse_url(url)
+    self.url, self.on_this_host = url, address.host in ('localhost', '127.0.0.1', '::1')
 
     @functools.cache
     def client(path: str) -> JsonClient:
       whole = address.copy_with(path=address.path.rstrip('/') + path)
-      made = JsonClient([whole], timeout=timeout, attempts=1, token=secret_from_env(KEY))
+      made = JsonClient([whole], timeout=self.timeout, attempts=1, token=secret_from_env(KEY))
       made.error = ServerError
       return made
 
@@ -73,13 +77,22 @@ class Server:
         raise ValueError(f'{type(error).__name__}: {error}') from error
     return self.client(path).post(body, parse)
 
-  def update(self, folder: pathlib.Path, label: str) -> None:
-    """Has it take the weights in `folder`, unless it has them."""
-    with self.lock:
-      if self.label != label:
-        for path, body in self.protocol.load(str(folder), label):
-          self.post(path, body, lambda _: None)
-        self.label = label
+  def has(self, folder: pathlib.Path, label: str) -> bool:
+    """Has it take the weights in `folder`, unless it has them; False while another thread does."""
+    if self.label == label:
+      return True
+    if not self.lock.acquire(blocking=False):
+      return False
+    try:
+      self.take(folder, label)
+      self.label = label
+    finally:
+      self.lock.release()
+    return True
+
+  def take(self, folder: pathlib.Path, label: str) -> None:
+    for path, body in self.protocol.load(str(folder), label):
+      self.post(path, body, lambda _: None)
 
   def failed(self) -> None:
     """Lets it rest; it may come back with other weights."""
@@ -96,22 +109,17 @@ class OwnLlama(Server):
     except ImportError as error:
       raise ImportError("sampler.engine='llama_cpp' without sampler.urls needs xllamacpp: "
                         "pip install 'jaxsearch[llama_cpp]'") from error
-    self.library, self.running = xllamacpp, None
-    self.slots, self.length, self.timeout = slots, length, timeout
+    self.library, self.running, self.slots, self.length = xllamacpp, None, slots, length
     super().__init__('http://127.0.0.1', protocol, timeout)
 
-  def update(self, folder: pathlib.Path, label: str) -> None:
-    with self.lock:
-      if self.label == label:
-        return
-      self.running = None  # frees the old weights
-      params = self.library.CommonParams()
-      params.model.path, params.port = str(folder / 'model.gguf'), 0
-      params.n_parallel, params.n_ctx = self.slots, self.slots * self.length
-      params.verbosity = -1
-      self.running = self.library.Server(params)
-      super().__init__(self.running.listening_address, self.protocol, self.timeout)
-      self.label = label
+  def take(self, folder: pathlib.Path, label: str) -> None:
+    self.running = None  # frees the old weights
+    params = self.library.CommonParams()
+    params.model.path, params.port = str(folder / 'model.gguf'), 0
+    params.n_parallel, params.n_ctx = self.slots, self.slots * self.length
+    params.verbosity = -1
+    self.running = self.library.Server(params)
+    self.reach(self.running.listening_address)
 
 
 class RemoteEngine:
@@ -181,20 +189,24 @@ class RemoteEngine:
       hub.save_gguf(model, new / 'model.gguf', self.tokenizer)
     elif self.kind != 'llama_cpp' and jax.process_index() == 0:
       hub.save(model, new, self.tokenizer, dtype=self.config.dtype)
-    if jax.process_index() == 0 or self.temporary:
-      with ThreadPoolExecutor() as pool:
-        list(pool.map(self._update, self.servers))
-      if old:
-        shutil.rmtree(old, ignore_errors=True)
+    transfer.broadcast(None)  # it is written
+    own = [server for number, server in enumerate(self.servers)  # others are told by other processes
+           if server.on_this_host or number % jax.process_count() == jax.process_index()]
+    with ThreadPoolExecutor() as pool:
+      list(pool.map(self._update, own))
+    for server in set(self.servers) - set(own):
+      server.label = self.label
     transfer.broadcast(None)
-    for server in self.servers if jax.process_index() else ():
-      server.label = self.label  # the first process has told it
+    if old and (jax.process_index() == 0 or self.temporary):
+      shutil.rmtree(old, ignore_errors=True)
     self.homes.clear()
     self.seconds_weights = time.monotonic() - start
 
   def _update(self, server: Server) -> None:
+    if server.rest > 1:
+      return  # it has not answered since it failed: requests try it again
     try:
-      server.update(self.folder / self.label, self.label)
+      server.has(self.folder / self.label, self.label)
     except ServerError as error:
       if error.fault not in MAY_PASS:
         raise
@@ -280,12 +292,11 @@ class RemoteEngine:
     """
     give_up, failed = time.monotonic() + self.timeout, set()
     for server in itertools.cycle(servers):
-      if server.rests_until > time.monotonic():
-        time.sleep(0.1 if server is servers[-1] else 0)
-        continue
       try:
-        if self.label:
-          server.update(self.folder / self.label, self.label)
+        rests = server.rests_until > time.monotonic()
+        if rests or (self.label and not server.has(self.folder / self.label, self.label)):
+          time.sleep(0.1 if server is servers[-1] else 0)
+          continue
         reply = server.post(self.protocol.path, body, read)
       except ServerError as error:
         server.failed()
