@@ -232,8 +232,8 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
       yield f'{names[name]}: at least {least}, expected {expected}'
   if plan['servers']:
     left = plan['devices'] - plan['servers']
-    yield (f'with servers for rollouts: {plan["servers"]} devices for them, {left} to train, if they sample as '
-           'fast as ours and train.async_steps=1; memory is as without them')
+    yield (f'with servers for rollouts: {plan["servers"]} devices for them, {left} to train, if they sample '
+           'as fast as ours and train.async_steps=1; memory is as without them')
   yield (f'fits: {plan["share"]:.0%} of a device at most' if plan['fits'] else
          f'does not fit: {plan["share"]:.0%} of a device, {POOL:.0%} are allowed; set {plan["advice"]}')
 
