@@ -43,11 +43,12 @@ TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observa
            'search.words', 'tools', 'python')
 # Without a config these are the run's too: numbers, and names out of a list.
 ALONE = ('dtype', 'sampler', 'train.row_length', 'search.engine', 'data.hops', 'data.arithmetic')
+SERVERS = ('sampler.engine', 'sampler.urls', 'sampler.folder')  # but for these
 # Last parts of the names of fields that say what is opened, asked or written. They are never taken: a
 # checkpoint may come from anyone, and would send keys to servers of its choice, and write files where it
 # says.
-PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'cache',
-          'writer', 'writer_model', 'writer_templates', 'kind', 'templates', 'template', 'evidence_template',
+PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'urls',
+          'cache', 'writer', 'writer_model', 'writer_templates', 'kind', 'templates', 'template', 'evidence_template',
           'review', 'prompts')
 
 
@@ -233,7 +234,8 @@ def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], c
       say(f'{name}: the config has {_shown(ours, name)}, the checkpoint {_shown(theirs, name)}; '
           'that of the checkpoint is used')
   shipped = not given and 'model' not in changed and registry.is_shipped(trained.model)
-  copy_fields((*TRAINED, *(() if given else ALONE), *['model'] * shipped), trained, config)
+  alone = [] if given else [name for name in _within(trained, ALONE) if name not in SERVERS]
+  copy_fields((*TRAINED, *alone, *['model'] * shipped), trained, config)
   now = dict(fields(config))
   left = [f'{name}={value!r:.200}' for name, value in places.items()
           if value != now.get(name) and name not in changed]

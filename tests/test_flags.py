@@ -93,19 +93,19 @@ def saved(**changes):
 
 def test_a_checkpoint_says_what_its_policy_saw_and_nothing_to_open(tmp_path, capsys):
   theirs = saved(**{'grow.max_turns': 2, 'sampler.slots': 7, 'python.output': 99, 'model': 'world-carl',
-                    'dtype': 'bfloat16',
+                    'dtype': 'bfloat16', 'sampler.engine': 'vllm', 'sampler.urls': 'http://u',
                     'search.cache': 'c', 'search.backend': 'index', 'search.index': 'i', 'data.corpus': 'd',
                     'out': 'o'})
   theirs['grow']['template'], theirs['reader'] = str(tmp_path / 'prompt.txt'), {'model': 'm', 'slots': 4}
   config, *_ = parse('ask', [], 'quickstart', saved=theirs, replaced=['data.corpus'])
   assert (config.grow.max_turns, config.sampler.slots, config.python.output) == (2, 7, 99)
-  assert config.dtype == 'bfloat16'
+  assert (config.dtype, config.sampler.engine, config.sampler.urls) == ('bfloat16', 'jax', '')
   assert (config.search, config.data, config.out) == tuple(quickstart.get_config()[name]
                                                            for name in ('search', 'data', 'out'))
   assert config.grow.template == 'world' and config.model == 'world-carl' and 'reader' not in config
   assert capsys.readouterr().err == (
     f"jaxsearch: not taken from the checkpoint: grow.template='{tmp_path}/prompt.txt', reader.model='m', "
-    "search.backend='index', "
+    "sampler.urls='http://u', search.backend='index', "
     "search.cache='c', search.index='i'; what to open and to ask is yours to say, with --config or flags\n")
   config, *_ = parse('ask', ['--config=search_r2', '--config.search.topk=9'], '', saved=theirs)
   assert (config.method, config.grow.max_turns, config.python.output) == ('search_r1', 2, 99)
