@@ -47,8 +47,8 @@ SERVERS = ('sampler.engine', 'sampler.urls', 'sampler.folder')  # but for these
 # Last parts of the names of fields that say what is opened, asked or written. They are never taken: a
 # checkpoint may come from anyone, and would send keys to servers of its choice, and write files where it
 # says.
-PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'urls',
-          'cache', 'writer', 'writer_model', 'writer_templates', 'kind', 'templates', 'template', 'evidence_template',
+PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'urls', 'cache',
+          'writer', 'writer_model', 'writer_templates', 'kind', 'templates', 'template', 'evidence_template',
           'review', 'prompts')
 
 
