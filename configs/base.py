@@ -87,6 +87,9 @@ def get_config():
     noise_eval=config_dict.placeholder(float),  # the same in evaluations; None takes that of the first step
     noise_false=False,               # whether noisy documents state false facts; False: they are true, but of
                                      # no help
+    noise=0.0,                       # for 'bm25': probability that a search, in training and evaluation, finds
+                                     # passages about other things
+    noise_each='call',               # every 'call' draws anew whether it does, or a 'query' always finds the same
     price=0.001,                     # for 'web': of a credit (a search), as in SERPER's smallest package, in
                                      # dollars; counted in searches_cost, beside searches_paid
     by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of

@@ -41,6 +41,8 @@ FIELDS = {
   'search.max_failed_steps': '>= 0',
   'search.words': '>= 0',
   'search.writer': ('world', 'chat', 'model'),
+  'search.noise': SHARE,
+  'search.noise_each': ('call', 'query'),
   '*.noise_start': SHARE,
   '*.noise_end': SHARE,
   '*.noise_eval': SHARE,
@@ -226,6 +228,8 @@ def together(config, training):
            'the clock would decide what is sampled')
   if (config.tools or config.mcp.servers) and config.grow.get('grammar', 'tags') == 'tags':
     yield "tools and mcp.servers are called, which tags cannot: set grow.grammar='auto'"
+  if config.search.noise and (config.search.backend != 'bm25' or config.search.by_source):
+    yield f"search.noise={config.search.noise} is for search.backend='bm25' without by_source"
   if not training:
     return
   critic, train, loss, search = config.critic, config.train, config.loss, config.search

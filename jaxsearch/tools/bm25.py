@@ -99,4 +99,6 @@ def _sparse(texts: list[str]) -> Callable[[str, int], Ranking]:
 
 ENGINES = {'rank_bm25': _rank_bm25, 'sparse': _sparse}
 BACKEND = Backend(lambda settings, corpus, **_: BM25(corpus, engine=settings.engine), by_source=True,
-                  corpus=lambda settings: True, identity=lambda settings: {'engine': settings.engine})
+                  corpus=lambda settings: True,
+                  identity=lambda settings: {
+                    name: settings[name] for name in ('engine', 'noise', 'noise_each')})
