@@ -14,11 +14,12 @@ Baselines that only prompt are evaluated, with the settings of their papers or o
 """
 
 import importlib
+import inspect
 
 from configs import carl
+from jaxsearch.methods import find_method
 
-TEMPLATES = {'search_r1': 'search_r1', 'r_search': 'r_search', 'research': 'research', 'step_search': 'step_search',
-             'carl': 'carl'}
+TEMPLATES = {name: name for name in ('r1', 'r_search_without_evidence', 'step_search')}  # others have their method's
 
 
 def get_config(name: str = 'search_r1_grpo'):
@@ -46,7 +47,8 @@ def get_config(name: str = 'search_r1_grpo'):
     return config.lock()
   if config.search.backend == 'simulated':
     config.search.update(writer='model', writer_model=config.get_ref('model'))
-  template = name if name in ('r1', 'r_search_without_evidence') else TEMPLATES.get(config.method, 'search_r1')
+  own = inspect.signature(find_method(config.method).grow).parameters['template'].default
+  template = TEMPLATES.get(name, own)
   config.grow.update(template=template, chat=True, max_tokens=128)
   for field, value in {'max_turns': 0 if name == 'r1' else 2, 'budget': 3, 'k': 3, 'evidence_template': 'r_search',
                        'review': 'search_r2', 'boxed': True, 'context_tokens': 128, 'max_segments': 5}.items():

@@ -45,6 +45,7 @@ class Tagged:
   tags: grammar.Tags = grammar.SEARCH_R1
   tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   strict: bool = False
+  kinds = ()  # of malformed calls, for counting
   lead = ' '  # before the first word of a reply to `aside`
 
   @property

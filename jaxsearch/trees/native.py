@@ -197,6 +197,7 @@ def frames_of(tokenizer: Tokenizer, family: Family) -> Frames:
 class Native(Tagged):
   """The calls of a model family, in its chat template."""
   family: Family
+  kinds = 'json', 'shape', 'tool', 'arguments', 'unclosed', 'cut', 'empty'
   lead = ''
 
   def __init__(self, name: str, tokenizer: Tokenizer, tags: grammar.Tags, **settings: Any):

@@ -148,6 +148,7 @@ class Tree:
     self.reward: float | None = None
     self.stop: Stop | None = None
     self.metrics = Metrics(searches=0, malformed=0, tool_failures=0)  # every tree has these: others read them
+    self.metrics.update({f'malformed_{kind}': 0 for kind in self.grammar.kinds})
     self.rng = np.random.default_rng(0) if rng is None else rng
 
   def to_json(self) -> dict[str, Any]:
