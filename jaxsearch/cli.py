@@ -1,8 +1,8 @@
 """Runs the command line, `jaxsearch COMMAND --config NAME --config.key=value`.
 
 A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; a run that
-cannot go on, and one that is out of memory, in one line and 1, Ctrl-C in one line and 130. `--traceback`
-shows where it arose. The commands import JAX, `--help` does not.
+cannot go on, and one that is out of memory, in one line and 1, one whose servers do not answer in one line
+and 3, Ctrl-C in one line and 130. `--traceback` shows where it arose. The commands import JAX, `--help` does not.
 """
 
 import os
@@ -87,13 +87,16 @@ def explain(error: BaseException) -> tuple[int, str]:
     return 130, 'interrupted'
   if memory.ran_out(error):
     error = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
-  elif not isinstance(error, (OSError, ValueError, ImportError, RunStopped)):
+  from jaxsearch.tools.http_client import RequestError
+  servers = isinstance(error, RequestError)
+  if not isinstance(error, (OSError, ValueError, ImportError, RunStopped, RequestError, memory.OutOfMemory)):
     return 0, ''
   text = str(error)
   if isinstance(error, OSError) and error.filename is not None:
     text = f'{error.filename}: {error.strerror}'
   printable = ''.join(letter if letter.isprintable() else ' ' for letter in text)  # nothing steers a terminal
-  return 1 if isinstance(error, (RunStopped, memory.OutOfMemory)) else 2, ' '.join(printable.split())
+  status = 3 if servers else 1 if isinstance(error, (RunStopped, memory.OutOfMemory)) else 2
+  return status, ' '.join(printable.split())
 
 
 if __name__ == '__main__':

@@ -65,18 +65,19 @@ finish() {  # waits for a process through any number of signals; its status
 stopped=
 trap stop TERM INT
 
-beside=()
+declare -A beside=()  # name -> process of a server
 trap 'kill -TERM "${beside[@]}" 2> /dev/null || true' EXIT
-start() {  # start NAME PORT COMMAND …: a server beside the job, once it answers
+start() {  # start NAME PORT COMMAND …: a server beside the job that does not run yet; returns once it answers
   local name=$1 port=$2
   shift 2
   if [ -n "$DRY_RUN" ]; then
     step "$@"
     return
   fi
-  "$@" &
+  if [ -n "${beside[$name]:-}" ] && kill -0 "${beside[$name]}" 2> /dev/null; then return; fi
+  setsid "$@" &  # a signal to the job is not for it: the step in hand may need it
   local server=$!
-  beside+=("$server")
+  beside[$name]=$server
   until "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
       "http://127.0.0.1:$port/health" 2> /dev/null; do
     if [ -n "$stopped" ]; then exit 143; fi
@@ -85,33 +86,37 @@ start() {  # start NAME PORT COMMAND …: a server beside the job, once it answe
   done
 }
 
-if [ -n "$RETRIEVER" ]; then
-  on=(JAX_PLATFORMS=cpu)  # on devices it would take their memory from training, and lock a TPU
-  [ -z "$RETRIEVER_GPUS" ] || on=(JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES="$RETRIEVER_GPUS")
-  # shellcheck disable=SC2086  # several words
-  start 'the retriever' "$PORT" env "${on[@]}" "$jaxsearch" serve $RETRIEVER --port "$PORT"
-fi
-if [ -n "$ROLLOUT" ] && [ -z "$ROLLOUT_URLS" ]; then
-  [ -n "$MODEL" ] || { echo 'run.sh: ROLLOUT needs MODEL, a Hugging Face folder' >&2; exit 2; }
-  on=()
-  [ -z "$ROLLOUT_GPUS" ] || on=(CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS")
-  case $ROLLOUT in
-    vllm) server=(-m vllm.entrypoints.cli.main serve "$MODEL" --enable-scale-out --enable-prompt-tokens-details)
-          on+=(VLLM_SERVER_DEV_MODE=1) ;;  # to take weights: for this host alone
-    sglang) server=(-m sglang.launch_server --model-path "$MODEL") ;;
-    *) echo "run.sh: ROLLOUT=$ROLLOUT is neither vllm nor sglang" >&2; exit 2 ;;
-  esac
-  # shellcheck disable=SC2086
-  start "$ROLLOUT" "$ROLLOUT_PORT" env "${on[@]}" "$ROLLOUT_PYTHON" "${server[@]}" --host 127.0.0.1 --port "$ROLLOUT_PORT" \
-    $ROLLOUT_ARGS
-fi
+serve() {
+  if [ -n "$RETRIEVER" ]; then
+    on=(JAX_PLATFORMS=cpu)  # on devices it would take their memory from training, and lock a TPU
+    [ -z "$RETRIEVER_GPUS" ] || on=(JAX_PLATFORMS=cuda CUDA_VISIBLE_DEVICES="$RETRIEVER_GPUS")
+    # shellcheck disable=SC2086  # several words
+    start 'the retriever' "$PORT" env "${on[@]}" "$jaxsearch" serve $RETRIEVER --port "$PORT"
+  fi
+  if [ -n "$ROLLOUT" ] && [ -z "$ROLLOUT_URLS" ]; then
+    [ -n "$MODEL" ] || { echo 'run.sh: ROLLOUT needs MODEL, a Hugging Face folder' >&2; exit 2; }
+    on=()
+    [ -z "$ROLLOUT_GPUS" ] || on=(CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS")
+    case $ROLLOUT in
+      vllm) server=(-m vllm.entrypoints.cli.main serve "$MODEL" --enable-scale-out --enable-prompt-tokens-details)
+            on+=(VLLM_SERVER_DEV_MODE=1) ;;  # to take weights: for this host alone
+      sglang) server=(-m sglang.launch_server --model-path "$MODEL") ;;
+      *) echo "run.sh: ROLLOUT=$ROLLOUT is neither vllm nor sglang" >&2; exit 2 ;;
+    esac
+    # shellcheck disable=SC2086
+    start "$ROLLOUT" "$ROLLOUT_PORT" env "${on[@]}" "$ROLLOUT_PYTHON" "${server[@]}" --host 127.0.0.1 --port "$ROLLOUT_PORT" \
+      $ROLLOUT_ARGS
+  fi
+}
 
 if [ -n "$DRY_RUN" ]; then
+  serve
   step "${train[@]}"
   exit 0
 fi
 for attempt in $(seq 0 "$RESTARTS"); do
   status=0
+  serve  # one that died is started again
   "${train[@]}" &
   running=($!)
   finish "${running[0]}" || status=$?

@@ -7,7 +7,6 @@ tree on the schedule's own thread, so nothing is added to a tree whose episode i
 import collections
 import contextlib
 import functools
-import threading
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -86,8 +85,7 @@ class ServedDecoding(contextlib.nullcontext):
   def _start(self, pending: Pending, ask, *arguments) -> None:
     pending.episode.requests += 1
     self.asked += 1
-    self.schedule.start(pending, functools.partial(ask, *arguments), 'spans', self.server.slots,
-                        threading.TIMEOUT_MAX)
+    self.schedule.start(pending, functools.partial(ask, *arguments), 'spans', self.server.slots)
 
   def finish(self, pending: Pending, result: Any) -> Any:
     """Returns the reply; raises what a server raised, since without spans the rollout cannot go on."""

@@ -169,8 +169,9 @@ def test_a_fault_costs_no_tree(fault, kind, policy, tmp_path):
 def test_without_a_server_that_answers_the_run_ends(policy, tmp_path):
   with opened('vllm', policy, tmp_path, timeout=0.5) as (engine, (server,)):
     server.fault = 'die'
-    with pytest.raises(remote.ServerError, match='rollout server at http'):
+    with pytest.raises(remote.ServerError, match='rollout server at http') as raised:
       grown(engine)
+  assert cli.explain(raised.value)[0] == 3  # launch/run.sh tries again
 
 
 @pytest.mark.parametrize(('kind', 'change', 'message'), [
