@@ -1,8 +1,8 @@
 """How servers of other projects take and give token ids: what is sent, how a reply is read, new weights.
 
 Each protocol is a class of functions. `generate` and `score` return JSON bodies for `path`; `read` and
-`read_scores` take replies apart, raising LookupError or TypeError for other shapes; `load` lists the
-posts (path, body) by which a server takes the weights in a folder and calls them `label`.
+`read_scores` take replies apart, raising LookupError, TypeError or ValueError for other shapes; `load` lists
+the posts (path, body) by which a server takes the weights in a folder and calls them `label`.
 
 Log-probabilities are those at temperature 1 without truncation, of which training needs that temperature.
 """
@@ -50,12 +50,13 @@ class Vllm:
 
   @staticmethod
   def score(ids: Sequence[int], target: Sequence[int]) -> dict:
-    return {'token_ids': [*ids, *target], 'sampling_params': {'max_tokens': 1, 'prompt_logprobs': 0}}
+    return {'token_ids': [*ids, *target], 'sampling_params': {'max_tokens': 1, 'logprobs': 0, 'prompt_logprobs': 0}}
 
   @staticmethod
-  def read_scores(reply: Any, target: Sequence[int]) -> list[float]:
+  def read_scores(reply: Any, target: Sequence[int]) -> Reply:
     found = reply['prompt_logprobs'][-len(target):]
-    return [logprobs[str(token)]['logprob'] for token, logprobs in zip(target, found, strict=True)]
+    scores = [logprobs[str(token)]['logprob'] for token, logprobs in zip(target, found, strict=True)]
+    return Vllm.read(reply)._replace(tokens=target, logprobs=scores)
 
   @staticmethod
   def load(folder: str, label: str) -> list[tuple[str, dict]]:
@@ -79,8 +80,9 @@ class Sglang:
   @staticmethod
   def read(reply: Any) -> Reply:
     about = reply['meta_info']  # `output_ids` may lack the token that it stopped at
-    logprobs, tokens = zip(*(entry[:2] for entry in about['output_token_logprobs']))
-    return Reply(list(tokens), list(logprobs), about.get('cached_tokens', 0), about.get('weight_version'))
+    found = about['output_token_logprobs']
+    return Reply([token for _, token, *_ in found], [logprob for logprob, *_ in found],
+                 about.get('cached_tokens', 0), about.get('weight_version'))
 
   @staticmethod
   def score(ids: Sequence[int], target: Sequence[int]) -> dict:
@@ -88,10 +90,10 @@ class Sglang:
             'sampling_params': {'max_new_tokens': 0}}
 
   @staticmethod
-  def read_scores(reply: Any, target: Sequence[int]) -> list[float]:
+  def read_scores(reply: Any, target: Sequence[int]) -> Reply:
     found = {(place, token): logprob for place, (logprob, token, *_) in enumerate(
       reply['meta_info']['input_token_logprobs'][-len(target):])}
-    return [found[key] for key in enumerate(target)]
+    return Sglang.read(reply)._replace(tokens=target, logprobs=[found[key] for key in enumerate(target)])
 
   @staticmethod
   def load(folder: str, label: str) -> list[tuple[str, dict]]:
@@ -125,8 +127,8 @@ class LlamaCpp:
     return LlamaCpp.generate(ids, 1, Sampling(), 0) | {'logit_bias': [[target[0], 1e6]]}
 
   @staticmethod
-  def read_scores(reply: Any, target: Sequence[int]) -> list[float]:
-    return LlamaCpp.read(reply).logprobs
+  def read_scores(reply: Any, target: Sequence[int]) -> Reply:
+    return LlamaCpp.read(reply)
 
   @staticmethod
   def load(folder: str, label: str) -> list[tuple[str, dict]]:

@@ -40,7 +40,7 @@ KEY = 'ROLLOUT_API_KEY'  # the environment variable of the servers' key; most wa
 EPISODES = 2  # under way for every request in flight: some wait for tools
 BLOCK = 16  # tokens asked of a server that does not stop where the span ends
 REST = 60.0  # seconds that a server which fails again and again is left alone, at most
-GAP = 0.1  # nats by which a sampled token's log-probability may differ from the same token's in a prompt
+GAP = 0.5  # nats by which a sampled token's log-probability may differ from the same token's in a prompt
 T = TypeVar('T')
 
 
@@ -148,8 +148,7 @@ class RemoteEngine:
     self.homes: dict[str | None, int] = {}  # of each question, the number of its server
     self.seconds_weights, self.requests_failed, self.servers_reloaded = 0.0, 0, 0
     self._automaton = functools.lru_cache(maxsize=64)(self._make_automaton)
-    with ThreadPoolExecutor() as pool:
-      list(pool.map(self._check, self.servers))
+    self._on_each(self._check, self.servers)
     self.servers = self.servers or [OwnLlama(self.protocol, timeout, slots, length)]
 
   def _check(self, server: Server) -> None:
@@ -160,10 +159,15 @@ class RemoteEngine:
       reply = self._ask([server], body, protocol.read)
       scored = self._score_on([server], ids, reply.tokens)[0]
     except ServerError as error:
-      raise ValueError(f'sampler.engine={self.kind!r}: {error}; needs {protocol.needs}') from error
+      raise self._explained(error) from error
     if not np.abs(np.subtract(reply.logprobs, scored)).max(initial=0) < GAP:
       raise ValueError(f'sampler.engine={self.kind!r}: {server.url} says {reply.logprobs} of a token that it '
                        f'sampled and {scored} of the same token in a prompt; needs {protocol.needs}')
+
+  def _explained(self, error: ServerError) -> Exception:
+    """Returns the error; of a server that cannot do what is asked of it, a ValueError that says which can."""
+    mistake = f'sampler.engine={self.kind!r}: {error}; needs {self.protocol.needs}'
+    return error if error.fault in MAY_PASS else ValueError(mistake)
 
   # As an `engine.Engine`.
 
@@ -192,8 +196,7 @@ class RemoteEngine:
     transfer.broadcast(None)  # it is written
     own = [server for number, server in enumerate(self.servers)  # others are told by other processes
            if server.on_this_host or number % jax.process_count() == jax.process_index()]
-    with ThreadPoolExecutor() as pool:
-      list(pool.map(self._update, own))
+    self._on_each(self._update, own)
     for server in set(self.servers) - set(own):
       server.label = self.label
     transfer.broadcast(None)
@@ -202,6 +205,10 @@ class RemoteEngine:
     self.homes.clear()
     self.seconds_weights = time.monotonic() - start
 
+  def _on_each(self, do: Callable[[Server], None], servers: Sequence[Server]) -> None:
+    with ThreadPoolExecutor(max(len(servers), 1)) as pool:
+      list(pool.map(do, servers))
+
   def _update(self, server: Server) -> None:
     if server.rest > 1:
       return  # it has not answered since it failed: requests try it again
@@ -209,7 +216,7 @@ class RemoteEngine:
       server.has(self.folder / self.label, self.label)
     except ServerError as error:
       if error.fault not in MAY_PASS:
-        raise
+        raise self._explained(error) from error
       server.failed()
 
   @property
@@ -253,24 +260,28 @@ class RemoteEngine:
       raise ValueError(f'log-probabilities at temperature {temperature:g}: servers give those at 1')
     encode = self.tokenizer.encode
     path = request.node.path_tokens() + (encode(request.cue) if request.cue else [])
-    replies, prefilled = [], 0
+    replies, cached, prefilled = [], 0, 0
     for given in request.continuations:
       target = encode(given) if isinstance(given, str) else list(given)
       fits = len(path) + len(target) <= self.length
-      logprobs, computed = self._score_on(self._servers(request), path, target) if fits else (None, 0)
+      if not fits:
+        replies.append(None)
+        continue
+      logprobs, reused = self._score_on(self._servers(request), path, target)
       replies.append(logprobs)
-      prefilled += computed
-    return replies, 0, prefilled
+      cached, prefilled = cached + reused, prefilled + len(path) + len(target) - reused
+    return replies, cached, prefilled
 
   def _score_on(self, servers: Sequence[Server], path: Sequence[int],
                 target: Sequence[int]) -> tuple[list[float], int]:
-    """Returns (log-probabilities of `target` after `path`, tokens sent); a token at a time where it must."""
-    logprobs, step = [], max(len(target), 1) if self.protocol.stops else 1
+    """Returns (log-probabilities of `target` after `path`, cached tokens); a token at a time where it must."""
+    logprobs, cached, step = [], 0, max(len(target), 1) if self.protocol.stops else 1
     for start in range(0, len(target), step):
       ids, part = [*path, *target[:start]], target[start:start + step]
-      read = functools.partial(self.protocol.read_scores, target=part)
-      logprobs += self._ask(servers, self.protocol.score(ids, part), read)
-    return logprobs, len(path) + len(target)
+      reply = self._ask(servers, self.protocol.score(ids, part),
+                        functools.partial(self.protocol.read_scores, target=part))
+      logprobs, cached = logprobs + reply.logprobs, cached or reply.cached
+    return logprobs, cached
 
   def _servers(self, request: Generate | Score) -> list[Server]:
     """Returns all servers, that of the request's question first."""
@@ -285,7 +296,7 @@ class RemoteEngine:
       raise ValueError(f'{len(read.tokens)} tokens with {len(read.logprobs)} log-probabilities')
     return read
 
-  def _ask(self, servers: Sequence[Server], body: dict, read: Callable[[Any], T]) -> T:
+  def _ask(self, servers: Sequence[Server], body: dict, read: Callable[[Any], Reply]) -> Reply:
     """Returns what the first of `servers` that answers, with the newest weights, replies to `body`.
 
     Raises ServerError for a request that is refused, or once all have failed and `timeout` seconds passed.
@@ -306,7 +317,7 @@ class RemoteEngine:
           raise
         continue
       server.rest = 1.0
-      if not isinstance(reply, Reply) or None in (self.label, reply.label) or reply.label == self.label:
+      if None in (self.label, reply.label) or reply.label == self.label:
         return reply
       self.servers_reloaded, server.label = self.servers_reloaded + 1, None  # it was started anew
 
