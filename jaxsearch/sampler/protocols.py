@@ -50,7 +50,8 @@ class Vllm:
 
   @staticmethod
   def score(ids: Sequence[int], target: Sequence[int]) -> dict:
-    return {'token_ids': [*ids, *target], 'sampling_params': {'max_tokens': 1, 'logprobs': 0, 'prompt_logprobs': 0}}
+    return {'token_ids': [*ids, *target],
+            'sampling_params': {'max_tokens': 1, 'logprobs': 0, 'prompt_logprobs': 0}}
 
   @staticmethod
   def read_scores(reply: Any, target: Sequence[int]) -> Reply:

@@ -274,7 +274,7 @@ class RemoteEngine:
 
   def _score_on(self, servers: Sequence[Server], path: Sequence[int],
                 target: Sequence[int]) -> tuple[list[float], int]:
-    """Returns (log-probabilities of `target` after `path`, cached tokens); a token at a time where it must."""
+    """Returns (log-probabilities of `target` after `path`, cached tokens); one at a time where it must."""
     logprobs, cached, step = [], 0, max(len(target), 1) if self.protocol.stops else 1
     for start in range(0, len(target), step):
       ids, part = [*path, *target[:start]], target[start:start + step]
