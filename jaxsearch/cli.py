@@ -1,8 +1,8 @@
 """Runs the command line, `jaxsearch COMMAND --config NAME --config.key=value`.
 
 A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; a run that
-cannot go on, and one that is out of memory, in one line and 1, one whose servers do not answer in one line
-and 3, Ctrl-C in one line and 130. `--traceback` shows where it arose. The commands import JAX, `--help` does not.
+cannot go on, and one that is out of memory, in one line and 1; one whose servers do not answer in one and 3;
+Ctrl-C in one and 130. `--traceback` shows where it arose. The commands import JAX, `--help` does not.
 """
 
 import os
