@@ -322,8 +322,13 @@ def open_chat_agent(config: ConfigDict, url: str, model: str, corpus: str = '') 
   from jaxsearch.tools.chat import Chat
   chat = Chat(url, model, timeout=300.0)  # a large model thinks for minutes
   server = ChatServer(chat, model, load_tokenizer(config), config.sampler.length, config.sampler.slots)
-  raw = {'chat': False} if 'chat' in config.grow else {}  # the server has the chat template
-  return make_agent(config, server, open_tools(config, corpus), **dict(config.eval.grow) | raw)
+  return make_agent(config, server, open_tools(config, corpus), **dict(config.eval.grow) | of_server(config))
+
+
+def of_server(config: ConfigDict) -> dict[str, Any]:
+  """Returns the arguments of `grow` that differ for a chat server, which has the chat template."""
+  speaks = config.grow.get('grammar', 'tags') != 'tags'
+  return ({'chat': False} if 'chat' in config.grow else {}) | ({'grammar': native.SERVER} if speaks else {})
 
 
 def bind_grow(config: ConfigDict, /, **changes) -> Grow:

@@ -199,7 +199,7 @@ def bench(config, flags) -> None:
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are alike')
   from jaxsearch.evaluation import answers, browsecomp_plus, figures, question_sets, results
-  from jaxsearch.setup import load_judge, open_chat_agent, reads_corpus
+  from jaxsearch.setup import load_judge, of_server, open_chat_agent, reads_corpus
   names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
   if not names and flags.folder:
     names = question_sets.present(flags.folder)
@@ -219,8 +219,7 @@ def bench(config, flags) -> None:
   if flags.url:
     agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
     policy = {'url': flags.url, 'model': flags.model}
-    prompted = {'chat': False} if 'chat' in config.grow else {}  # the server adds its chat template
-    check_room(config, agent.engine.tokenizer, _questions(sets), **prompted)
+    check_room(config, agent.engine.tokenizer, _questions(sets), **of_server(config))
   else:
     agent, policy = _open_policy(config, flags, sets)
   numbers = ', '.join(f'{len(one.questions)} of {one.name}' for one in sets)

@@ -1,14 +1,17 @@
 """The policy of a rollout behind an OpenAI-compatible chat server, for methods that need text alone.
 
 `ChatServer` stands in for the engine of an `Agent`. Spans become messages: what the policy wrote is the
-assistant's, prompts and observations are the user's. A tokenizer of ours counts tokens, so that limits on
-context and observations hold; the server counts by its own.
+assistant's, prompts and observations are the user's. With `native.ServerCalls` the server gets tools, and
+what they gave as messages of tools. A tokenizer of ours counts tokens, so that limits on context and
+observations hold; the server counts by its own.
 """
 
 import dataclasses
+import functools
 import math
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -17,6 +20,7 @@ from jaxsearch.sampler.driver import Pending, Schedule
 from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
 from jaxsearch.sampler.served import ServedDecoding, Span
 from jaxsearch.tools.chat import Chat
+from jaxsearch.trees.native import ServerCalls
 from jaxsearch.trees.tree import Node, Role
 
 MAX_STOPS = 4  # stop strings of a request; OpenAI takes no more
@@ -42,12 +46,16 @@ class ChatServer:
 
   def generate(self, request: Generate, most: int, sampling: Sampling, seed: int) -> Span:
     """Returns the span after `request.node`. Raises ChatError if the server fails."""
+    grammar = request.node.tree.grammar
+    calls = isinstance(grammar, ServerCalls)
     body = {'model': self.model, 'messages': messages(request.node), 'temperature': sampling.temperature,
             'max_tokens': most}
     body |= {'stop': list(request.stop[:MAX_STOPS])} if request.stop else {}
     body |= {'top_p': sampling.top_p} if sampling.top_p < 1 else {}
     body |= {'seed': seed} if sampling.temperature > 0 else {}
-    text, stop = ended(*self.chat.post(body, _reply), request.stop)
+    body |= {'tools': grammar.offered} if calls and grammar.tools else {}
+    read = functools.partial(_reply, said=grammar.said if calls else _text)
+    text, stop = ended(*self.chat.post(body, read), request.stop)
     end = [*self.tokenizer.eos_ids[:1]] if stop == END else []  # belongs to a span that ended itself
     return Span(self.tokenizer.encode(text) + end, stop)
 
@@ -60,10 +68,13 @@ class ChatDecoding(ServedDecoding):
     raise NoLogprobs
 
 
-def messages(node: Node) -> list[dict[str, str]]:
-  """Returns the path to the end of `node` as messages that take turns."""
-  turns = []
+def messages(node: Node) -> list[dict[str, Any]]:
+  """Returns the path to the end of `node` as messages; those of calls aside, they take turns."""
+  turns, grammar = [], node.tree.grammar
   for span in node.path():
+    if isinstance(grammar, ServerCalls) and (own := grammar.messages(span)):
+      turns += own
+      continue
     role = 'assistant' if span.role in (Role.POLICY, Role.CONTEXT) else 'user'
     text = span.text_without_end if role == 'assistant' else span.text
     if turns and turns[-1]['role'] == role:
@@ -93,9 +104,16 @@ def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tupl
   return text + stop, stop
 
 
-def _reply(response: object) -> tuple[str, str, object]:
+def _reply(response: object, said: Callable[[Mapping], str]) -> tuple[str, str, object]:
   """Reads (text, finish_reason, stop string if the server names it); ValueError without a text."""
   match response:
-    case {'choices': [{'message': {'content': str(text)}, **rest}, *_]}:
-      return text, str(rest.get('finish_reason')), rest.get('stop_reason', rest.get('matched_stop'))
+    case {'choices': [{'message': {**message}, **rest}, *_]}:
+      return said(message), str(rest.get('finish_reason')), rest.get('stop_reason', rest.get('matched_stop'))
+  raise ValueError("no 'choices[0].message'")
+
+
+def _text(message: Mapping[str, Any]) -> str:
+  match message:
+    case {'content': str(text)}:
+      return text
   raise ValueError("no text in 'choices[0].message.content'")

@@ -223,14 +223,18 @@ class Native(Tagged):
     missing = self._ends - set(self.tokenizer.eos_ids)
     return tuple(self.tokenizer.backend.id_to_token(token) for token in missing)
 
+  @property
+  def offered(self) -> list[dict[str, Any]]:
+    """Returns the tools, as chat templates and servers take them."""
+    return [{'type': 'function', 'function': dict(tool.schema)} for tool in self.tools.values()]
+
   def closed(self, node: Any) -> bool:
     """Tells whether a span ended its turn."""
     return bool(node.tokens) and node.tokens[-1] in self._ends
 
   def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
     """Writes the prompt of a question, neutralised, and the tools: in words where the template drops them."""
-    text, offered = templates.of_calls(template), [
-      {'type': 'function', 'function': dict(tool.schema)} for tool in self.tools.values() if tools]
+    text, offered = templates.of_calls(template), self.offered if tools else []
     shown = templates.turns(text, self.tokenizer)
     if offered:
       plain, shown = shown, templates.turns(text, self.tokenizer, tools=offered)
@@ -301,7 +305,51 @@ class Native(Tagged):
     return '' if self.closed(node) else self.frames.end
 
 
+class ServerCalls(Native):
+  """The calls of a chat server, which has the chat template; on the tree they stand as Hermes writes them."""
+  frames = Frames('', ('<tool_response>\n', '\n</tool_response>\n<tool_response>\n', '\n</tool_response>'),
+                  ('', ''), False)
+  stops = ()
+
+  def __init__(self, tokenizer: Tokenizer, tags: grammar.Tags, **settings: Any):
+    super().__init__('hermes', tokenizer, tags, **settings)
+
+  def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
+    """Writes the prompt of a question, neutralised, as a message."""
+    return templates.fill(templates.turns(templates.of_calls(template)), question=self.safe(question.strip()))
+
+  def said(self, message: Mapping[str, Any]) -> str:
+    """Returns a message of the server's as the policy says it on the tree; ValueError if it says nothing."""
+    match message:
+      case {'content': str() | None as content, 'tool_calls': [*calls]} if calls:
+        texts = [f'<tool_call>\n{{"name": {_json(call["function"]["name"])}, "arguments": '
+                 f'{call["function"]["arguments"]}}}\n</tool_call>' for call in calls]
+        return '\n'.join([*filter(None, [content]), *texts])
+      case {'content': str(text)}:
+        return text
+    raise ValueError("neither text nor calls in 'choices[0].message'")
+
+  def messages(self, node: Any) -> list[dict[str, Any]]:
+    """Returns a turn of the policy, or the results that follow one, as messages; [] for any other span."""
+    of, is_policy = (node, True) if node.role.value == 'policy' else (node.parent, False)
+    rest, written = read_hermes(of.text_without_end, {}) if of else ('', [])
+    place = len(of.path()) if of else 0
+    calls = {number: {'id': f'call_{place}_{number}', 'type': 'function', 'function': {
+      'name': call[0], 'arguments': _json(call[1])}} for number, call in enumerate(written)
+      if not isinstance(call, Malformed)}
+    if is_policy:
+      turn = {'role': 'assistant', 'content': rest.strip()}
+      return [turn | ({'tool_calls': list(calls.values())} if calls else {})]
+    results = dict(enumerate(re.findall('<tool_response>\n(.*?)\n</tool_response>', node.text, re.DOTALL)))
+    if node.role.value == 'prompt' or not results:
+      return []
+    told = [{'role': 'tool', 'tool_call_id': call['id'], 'content': results.pop(number, '')}
+            for number, call in calls.items()]
+    return told + [{'role': 'user', 'content': text} for text in results.values()]
+
+
 NAMES = ('tags', 'auto', *FAMILIES)
+SERVER = 'server'  # the grammar of a chat server that is asked for any of NAMES but 'tags'
 SETTINGS = ('grammar', 'malformed')  # of config.grow: those that are not for a method's `grow`
 
 
@@ -312,6 +360,8 @@ def open_grammar(tokenizer: Any, tags: grammar.Tags, tools: Mapping[str, Any], *
   `malformed`: such an action gets a 'reply', or is the 'end' of the episode. Raises ValueError for a
   tokenizer without a chat template.
   """
+  if grammar == SERVER:
+    return ServerCalls(tokenizer, tags, tools=tools, strict=malformed == 'end')
   template = getattr(tokenizer, 'chat_template', None)
   name = (family_of(template) or 'tags') if grammar == 'auto' else grammar
   if name == 'tags':

@@ -26,10 +26,11 @@ ROWS = [('1', 'Who is mayor where Zoë lives?', 'Bo', ['11', '13']),
         ('2', 'When was the canal opened?', '1895', ['22']),
         ('3', 'What is older than ships?', 'rafts', ['31', '32']),
         ('4', 'Where does an opera stand?', 'Oslo', ['41'])]
-STATED = '<answer>Explanation: it says so [{}].\nExact Answer: {}\n{}</answer>'
-SAID = ['<search>Zoë Nordhavn</search>', STATED.format(13, 'Bo', 'Confidence: 80%'),
-        '<search>canal</search>', STATED.format(21, '1900', 'Confidence: 30%'),
-        '<search>ships</search>', '<search>rafts</search>',
+STATED = 'Explanation: it says so [{}].\nExact Answer: {}\n{}'
+SAID = [[('search', {'query': 'Zoë Nordhavn'}), ('open', {'document': 13})],
+        STATED.format(13, 'Bo', 'Confidence: 80%'),
+        [('search', {'query': ['canal', 'Kiel']})], STATED.format(21, '1900', 'Confidence: 30%'),
+        [('search', {'query': 'ships'})], [('search', {'query': 'rafts'})],
         STATED.format(41, 'Oslo', '')]
 JUDGED = ['**extracted_final_answer:** Bo\n**reasoning:** equal\n**correct:** yes\n**confidence:** 80%',
           'extracted_final_answer: 1900\nreasoning: another year\ncorrect: no\nconfidence: 30',
@@ -89,8 +90,11 @@ def test_questions_have_their_evidence_encrypted_or_not(folder, monkeypatch):
     read_questions('browsecomp_plus', path)
 
 
-def reply(text):
-  return 200, {'choices': [{'message': {'content': text}, 'finish_reason': 'stop'}]}
+def reply(said):
+  message = {'content': said} if isinstance(said, str) else {'content': None, 'tool_calls': [
+    {'id': 'x', 'type': 'function', 'function': {'name': name, 'arguments': json.dumps(arguments)}}
+    for name, arguments in said]}
+  return 200, {'choices': [{'message': message, 'finish_reason': 'stop'}]}
 
 
 def test_bench_answers_judges_and_writes_run_files(folder, capsys):
@@ -98,16 +102,20 @@ def test_bench_answers_judges_and_writes_run_files(folder, capsys):
   arguments = ['bench', '--config=browsecomp_plus', '--config.model=world-tiny', f'--folder={folder}',
                '--benchmarks=browsecomp_plus', f'--config.search.index={folder}/index', '--model=mini',
                f'--out={folder}/out.json', f'--runs={folder}/runs', '--config.search.topk=2',
-               '--config.sampler.slots=1', '--config.grow.max_turns=1', '--config.tools=()',
-               '--config.grow.grammar=tags']
+               '--config.sampler.slots=1', '--config.grow.max_turns=1']
   replies = [reply(JUDGED[0]), (400, {}), reply(JUDGED[2]), reply(JUDGED[1])]
-  with server(*map(reply, SAID)) as (policy, _), server(*replies) as (judge, asked):
+  with server(*map(reply, SAID)) as (policy, sent), server(*replies) as (judge, asked):
     arguments += [f'--url={policy}', f'--config.judge.url={judge}', '--config.judge.model=grader',
                   '--config.judge.concurrency=1']
     assert cli.main(arguments) == 2 and 'chat at' in capsys.readouterr().err  # the judge failed once
     assert cli.main(arguments) == 0
     assert len(asked) == 4 and 'Right answer: Bo' in asked[0][2]['messages'][0]['content']
   capsys.readouterr()
+  first, *turns = sent[1][2]['messages']
+  assert first['role'] == 'user' and [tool['function']['name'] for tool in sent[1][2]['tools']] == ['search', 'open']
+  assert [turn['role'] for turn in turns] == ['assistant', 'tool', 'tool']
+  assert [call['id'] for call in turns[0]['tool_calls']] == [turn['tool_call_id'] for turn in turns[1:]]
+  assert turns[2]['content'] == '13, lines 1 to 1 of 1\nThe mayor of Nordhavn is Bo.'
   result = json.loads((folder / 'out.json').read_text())
   figures, summary = result['benchmarks']['browsecomp_plus'], result['browsecomp_plus']
   # Searches found 11 and 12 or 13; 21 and 22; 31 and 32; the last asked for nothing.
@@ -116,14 +124,15 @@ def test_bench_answers_judges_and_writes_run_files(folder, capsys):
   assert figures['evidence_recall'] == np.mean(recalls) and figures['judged'] == 0.25
   assert figures['em'] == 0.5  # the judge's reply to the last could not be read
   assert summary['Accuracy (%)'] == 25.0 and summary['Recall (%)'] == 100 * np.mean(recalls)
-  assert summary['avg_tool_stats'] == {'search': 0.75} and summary['Calibration Error (%)'] == 0.0
+  assert summary['avg_tool_stats'] == {'search': 1.0, 'open': 0.25} and summary['Calibration Error (%)'] == 0.0
   assert summary['LLM'] == 'mini'
   assert [one['correct'] for one in summary['per_query_metrics']] == [True, False, False, False]
   runs = [json.loads((folder / f'runs/run_{number}_0.json').read_text()) for number in '1234']
   assert [run['status'] == 'completed' for run in runs] == [True, True, False, True]
-  assert runs[1]['retrieved_docids'] == ['21', '22'] and runs[1]['tool_call_counts'] == {'search': 1}
+  assert runs[1]['retrieved_docids'] == ['21', '22'] and runs[1]['tool_call_counts'] == {'search': 2}
   types = [[one['type'] for one in run['result']] for run in runs]
-  assert types[0] == ['reasoning', 'tool_call', 'reasoning', 'output_text'] and types[2][-1] == 'reasoning'
+  assert types[0] == ['reasoning', 'tool_call', 'tool_call', 'reasoning', 'output_text']
+  assert types[2][-1] == 'reasoning' and runs[0]['result'][2]['output'].startswith('13, lines 1 to 1 of 1\n')
   hits = json.loads(runs[1]['result'][1]['output'])
   assert {hit['docid']: hit['snippet'] for hit in hits} == {name: TEXTS[name] for name in ('21', '22')}
   assert runs[0]['result'][-1]['output'].splitlines()[1:] == ['Exact Answer: Bo', 'Confidence: 80%']

@@ -19,7 +19,10 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler import chat_policy, requests
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Sampling, Score, Tools
+from jaxsearch.tools import find_tool
 from jaxsearch.tools.chat import Chat, ChatError
+from jaxsearch.trees import native
+from jaxsearch.trees.grammar import SEARCH_R1
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.tools.serving import server
@@ -81,6 +84,27 @@ def test_a_span_that_ended_itself_has_the_end_token_and_the_server_never_sees_it
   first, _ = tree.nodes(Role.POLICY)
   assert first.stop == END and first.tokens[-1] in tree.tokenizer.eos_ids
   assert bodies[1]['messages'][1] == {'role': 'assistant', 'content': 'Hm.'}
+
+
+def test_a_servers_own_calls_and_what_was_wrong_with_one():
+  tokenizer = Tokenizer.load(world.folder())
+  speech = native.open_grammar(tokenizer, SEARCH_R1, {'search': find_tool('search')}, grammar=native.SERVER)
+  tree = Tree(tokenizer, Question('1', 'Who?', ('Ada',)), grammar=speech)
+  asked = [{'id': name, 'function': {'name': 'search', 'arguments': arguments}}
+           for name, arguments in (('a', '{"query": "Tide"}'), ('b', '{"query": '))]
+  said = tokenizer.encode(speech.said({'content': 'Hm.', 'tool_calls': asked})) + list(tokenizer.eos_ids[:1])
+  node = tree.root.append('Who?', Role.PROMPT).append(said, Role.POLICY)
+  good, broken = speech.read(node).calls
+  assert good.arguments == {'query': 'Tide'} and broken.kind == 'json'
+  observation = node.append(speech.observe(node, [(good, 'Ada'), (broken, 'no JSON')]), Role.OBSERVATION)
+  call = {'id': 'call_3_0', 'type': 'function', 'function': {'name': 'search', 'arguments': '{"query": "Tide"}'}}
+  assert chat_policy.messages(observation) == [
+    {'role': 'user', 'content': 'Who?'}, {'role': 'assistant', 'content': 'Hm.', 'tool_calls': [call]},
+    {'role': 'tool', 'tool_call_id': 'call_3_0', 'content': 'Ada'}, {'role': 'user', 'content': 'no JSON'}]
+  answer = observation.append(tokenizer.encode('It is Ada.') + list(tokenizer.eos_ids[:1]), Role.POLICY)
+  assert speech.read(answer).answer == 'It is Ada.'
+  with pytest.raises(ValueError, match='neither text nor calls'):
+    speech.said({'content': None})
 
 
 def test_room_is_counted_by_our_tokenizer():
