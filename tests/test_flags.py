@@ -17,17 +17,6 @@ def test_overrides_and_words():
   assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
 
 
-@pytest.mark.parametrize(('argument', 'message'), [  # more of them: tests/mistakes.toml
-  ('--config=configs/bsae.py', "no config 'configs/bsae.py'; did you mean 'base'?"),
-  ('--config=checks', "no config 'checks'; there are base"),
-  ('--config.steps', 'Missing value for flag --config.steps: write --config.steps=VALUE'),
-])
-def test_mistakes_are_named_in_one_line(argument, message):
-  with pytest.raises(ValueError, match=message) as caught:
-    parse('train', [argument], BASE)
-  assert '\n' not in str(caught.value)
-
-
 def test_all_unknown_fields_and_all_wrong_values_are_named():
   with pytest.raises(ValueError,
                      match="'stepz'; did you mean 'steps'.*'search.top'; did you mean 'search.topk'"):

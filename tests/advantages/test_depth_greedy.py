@@ -64,12 +64,6 @@ def test_repair_equals_the_printed_algorithm_for_all_int32(capacities, targets, 
   assert got.tolist() == by_hand(capacities, targets, priorities)
 
 
-def test_vmap():
-  rng = np.random.default_rng(0)
-  inputs = [rng.integers(0, 9, (7, S + 1)) for _ in range(3)]
-  np.testing.assert_array_equal(jax.vmap(depth_greedy)(*inputs), [by_hand(*row) for row in zip(*inputs)])
-
-
 @pytest.mark.parametrize('strategy', ['deep', 'Auto', ''])
 def test_unknown_strategy_is_an_error(strategy):
   with pytest.raises(ValueError, match="'auto', 'phase', 'anti'"):

@@ -1,7 +1,6 @@
-"""Advantages in a group, of trajectories and of the alternatives of a step: against NumPy loops, figures of
-verl, and SLATE's variance theorem as a measurement."""
+"""Advantages in a group, of trajectories and of the alternatives of a step: against NumPy loops, and
+SLATE's variance theorem as a measurement."""
 
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -37,13 +36,6 @@ def test_equals_a_numpy_loop(options):
     rewards, group_ids, mask = rng.normal(size=N), rng.integers(0, G, N), rng.random(N) < 0.7
     got = compute(rewards, group_ids, G, mask=mask, **options)
     np.testing.assert_allclose(got, by_hand(rewards, group_ids, mask, **options), rtol=2e-5, atol=1e-5)
-
-
-def test_equals_verl():
-  # The formula of compute_grpo_outcome_advantage (verl/trainer/ppo/core_algos.py), epsilon=1e-6, in torch.
-  got = compute(np.float32([1, 0, 0, 1, 0.7, 0.3, 0.3, 0.5]), np.array([0, 0, 0, 0, 1, 2, 2, 2]), 3)
-  expected = [0.8660239, -0.8660239, -0.8660239, 0.8660239, 0.6999993, -0.5773454, -0.5773454, 1.1546906]
-  np.testing.assert_allclose(got, expected, rtol=2e-6)
 
 
 @pytest.mark.parametrize('value', [1.4, 0.1, -3.3, 1e30, 1e-30])
@@ -91,13 +83,6 @@ def test_extreme_rewards_give_finite_advantages(rewards):
   for normalize_std in (True, False):
     got = compute(np.float32(rewards), np.zeros(3, int), 1, normalize_std=normalize_std)
     assert np.isfinite(got).all()
-
-
-def test_vmap_over_batches():
-  rewards = np.random.default_rng(1).normal(size=(3, N)).astype(np.float32)
-  group_ids = np.random.default_rng(2).integers(0, G, (3, N))
-  got = jax.jit(jax.vmap(functools.partial(group_relative, num_groups=G)))(rewards, group_ids)
-  np.testing.assert_allclose(got, [compute(r, g, G) for r, g in zip(rewards, group_ids)], rtol=1e-6)
 
 
 compute_steps = jax.jit(truncated_step, static_argnames=('normalize_std', 'ddof', 'eps'))

@@ -7,18 +7,15 @@ import shutil
 import subprocess
 import tempfile
 import threading
-import urllib.error
-import urllib.request
 
 CHROMIUM = shutil.which('chromium') or shutil.which('google-chrome')
 
 
-def run_in(page: str, script: str, address: str = '', seconds: float = 120):
+def run_in(page: str, script: str, seconds: float = 120):
   """Returns what `script`, the body of an async function, returns in a page (HTML); it may `await
   until(test)`.
 
-  It begins once the page is ready. Asserts that nothing was thrown. The page is opened as a file; with
-  `address`, it comes from a server that fetches there whatever else the page asks for.
+  It begins once the page is ready. Asserts that nothing was thrown.
   """
   got, done = [], threading.Event()
   body = ('const until = async (test) => { for (let i = 0; !test(); i++) {'
@@ -39,18 +36,6 @@ def run_in(page: str, script: str, address: str = '', seconds: float = 120):
       self.end_headers()
       done.set()
 
-    def do_GET(self):
-      reply = file.read_bytes(), 200
-      if self.path != '/':
-        try:
-          with urllib.request.urlopen(address + self.path) as answer:
-            reply = answer.read(), answer.status
-        except urllib.error.HTTPError as error:
-          reply = b'', error.code
-      self.send_response(reply[1])
-      self.end_headers()
-      self.wfile.write(reply[0])
-
     def log_message(self, *_):
       pass
 
@@ -61,8 +46,7 @@ def run_in(page: str, script: str, address: str = '', seconds: float = 120):
     script = body.replace('PORT', str(server.server_port))
     file.write_text(page.replace('</head>', f'<script>{script}</script></head>', 1))
     command = [CHROMIUM, '--headless', '--no-sandbox', '--disable-gpu', '--remote-debugging-port=0',
-               '--window-size=1500,950', f'--user-data-dir={folder}/user',
-               f'http://127.0.0.1:{server.server_port}/' if address else file.as_uri()]
+               '--window-size=1500,950', f'--user-data-dir={folder}/user', file.as_uri()]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
       assert done.wait(seconds), 'the page said nothing'

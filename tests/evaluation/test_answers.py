@@ -72,15 +72,6 @@ def test_a_record_says_whether_a_tool_returned_a_gold_answer():
   assert [record['source'] for record in records[:2]] == ['', 'nq']
 
 
-def test_random_numbers_are_a_function_of_the_key_and_the_number_of_a_tree(agent):
-  questions = world.questions('test')[:3]
-  trees, _ = rollout(agent, questions, jax.random.key(1))
-  alone, _ = rollout(agent, questions[2:], jax.random.key(1), numbers=[2])
-  drawn = [tree.rng.random() for tree in trees]
-  assert len(set(drawn)) == 3 and alone[0].rng.random() == drawn[2]
-  assert record_of(alone[0]) == record_of(trees[2])
-
-
 def test_held_out_rows_are_the_same_whenever_they_are_made(agent, config, monkeypatch):
   sources = [{'source': 'nq'}] * 3 + [{'source': '2wiki'}] * 2 + [{}]
   questions = [dataclasses.replace(question, metadata=question.metadata | source)

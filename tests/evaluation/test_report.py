@@ -116,20 +116,6 @@ def test_costs():
                                     'Minutes of all steps 1', 'Steps with skipped updates 0']
 
 
-def test_curves_differ_by_more_than_colour(drawn):
-  rows = [metrics_row(step, entropy=None) for step in range(1, 20)]
-  evaluations = [evaluation(step, sample('Who?', 1.0), temperature=temperature)
-                 | {'em_of_nq': 0.5, 'em_of_2wiki': 0.25} for step in (0, 19) for temperature in (0.0, 1.0)]
-  report.plot_curves(rows, evaluations)
-  shown = [axes for axes in drawn[0].axes if axes.get_visible()]
-  assert [axes.get_ylabel() for axes in shown] == [  # of entropy there is none
-    'EM (%)', 'F1 (%)', 'searches', 'reward (mean of rollouts)', 'EM 2wiki (%)', 'EM nq (%)']
-  assert [line.get_ydata()[-1] for line in shown[5].lines[-2:]] == [50, 50]
-  assert all(axes.get_xlabel() == 'step' for axes in shown)
-  looks = {(line.get_linestyle(), line.get_marker(), line.get_linewidth()) for line in shown[0].lines}
-  assert len(shown[0].lines) == len(looks) == 4 and len(drawn[0].legends) == 1 and not shown[0].get_legend()
-
-
 def test_the_depths_of_rollouts_are_stacked_where_a_run_tells_them(drawn):
   counts = [(6, 2, 0), (3, 3, 2), None, (0, 2, 6)]
   rows = [metrics_row(step) | {f'chains_depth_{d}': n for d, n in enumerate(of or [None] * 3)}

@@ -1,10 +1,8 @@
 """The policy as a tool: its evidence, a reader asked with and without it, and both behind the command
 line."""
 
-import functools
 import json
 import re
-import signal
 import types
 
 import pytest
@@ -12,15 +10,13 @@ import pytest
 from jaxsearch import cli
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import answers, plots, rstool
+from jaxsearch.evaluation import answers, rstool
 from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.assistants import Assistant
-from jaxsearch.sampler.driver import Agent
-from jaxsearch.sampler.requests import Sampling, ToolFailure, Tools
+from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.tools.chat import ChatError
 from jaxsearch.tools.evidence_client import EvidenceClient, EvidenceError
-from jaxsearch.training import row_files
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import spans
 from jaxsearch.world import files as world
@@ -64,16 +60,6 @@ def test_evidence_is_the_only_box(said, expected):
                    asked=ToolFailure('there is no reader'))
   found = rstool.evidence_of({'spans': spans(tree)})
   assert (found['evidence'], found['forfeited']) == expected
-
-
-def test_a_question_that_leaves_no_room_is_refused(tokenizer):
-  grow = functools.partial(r_search.grow, template='world_evidence', max_turns=2, max_tokens=16)
-  policy = Agent(types.SimpleNamespace(tokenizer=tokenizer, length=40), grow, Tools(), Sampling())
-  prompt = lambda words: len(tokenizer.encode(templates.prompt(' '.join(['red'] * words), 'world_evidence')))
-  most = next(n for n in range(40) if prompt(n + 1) > 24)
-  rstool.check_room(policy, ' '.join(['red'] * most))
-  with pytest.raises(ValueError, match=rf'too long: {prompt(most + 1)} tokens with its prompt, where 24 fit'):
-    rstool.check_room(policy, ' '.join(['red'] * (most + 1)))
 
 
 # The second model.
@@ -127,21 +113,6 @@ def test_three_ways_of_asking():
   assert prompts[8] == prompts[2]  # no evidence: asked alone
 
 
-def test_f1_is_drawn_by_data_set_reader_and_way(tmp_path, drawn):
-  answers = [('Ada Byron', 'Ada', 'x', None), ('x', 'Ada Byron', 'Ada', 'x'), ('x', 'Ada', 'x', 'x')]
-  one = [dict(zip(('policy', 'rstool', 'rag', 'alone'), own), source=source, golden_answers=['Ada Byron'])
-         for own, source in zip(answers, ('2wiki', '2wiki', 'musique'))]
-  plots.readers({'Llama': one}, tmp_path / 'plots' / 'rstool.png')
-  axes, = drawn[0].axes
-  assert [label.get_text() for label in axes.get_xticklabels()] == ['2wiki', 'musique']
-  bars = {bars.get_label(): [bar.get_height() for bar in bars] for bars in axes.containers
-          if hasattr(bars, 'patches')}
-  ada = 100 * 2 / 3  # 'Ada' is one of two words: precision 1, recall 1/2
-  assert bars == {name: pytest.approx(heights) for name, heights in {
-    'the policy': [50, 0], 'Llama, with evidence': [(ada + 100) / 2, ada],
-    'Llama, with one search': [ada / 2, 0], 'Llama, alone': [0, 0]}.items()}
-
-
 def test_a_reply_that_failed_counts_as_wrong_and_is_counted():
   def refused(prompts):
     said = places(prompts)
@@ -192,31 +163,6 @@ def own(folder, tmp_path_factory):
   made = result['manifest']
   assert made['reader'] == f'{folder}/model' and made['tool'] == str(world.folder())
   return result
-
-
-def test_an_evaluation_stopped_while_the_reader_answers_resumes_to_the_same_result(
-    own, folder, tmp_path, monkeypatch, capsys):
-  out, part, rows, asked = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl', [], []
-  command, append = evaluate(folder, out, f'--checkpoint={world.folder()}'), row_files.append
-  ask_reader = rstool.ask_reader
-
-  def watched(path, new):
-    if len(rows) == 12 and not asked:
-      signal.raise_signal(signal.SIGINT)
-    append(path, new)
-    rows.extend(row['number'] for row in new)
-
-  monkeypatch.setattr(row_files, 'append', watched)
-  monkeypatch.setattr(rstool, 'PER_REQUEST', 2)
-  assert cli.main(command) == 130 and not out.exists()
-  assert '8 of 8 answers are saved; rerun the same command to resume' in capsys.readouterr().err
-  asked.append(None)
-  monkeypatch.setattr(rstool, 'ask_reader', lambda reader, questions, *more: (
-    asked.extend(questions) or ask_reader(reader, questions, *more)))
-  assert cli.main(command) == 0
-  assert f'resuming: {part} has 8 answers' in capsys.readouterr().err
-  assert len(asked) == 1 + 4 and sorted(rows) == sorted([*range(8)] * 2)  # by the tool, by the reader
-  assert json.loads(out.read_text()) == own and not part.exists()
 
 
 def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypatch):

@@ -132,14 +132,6 @@ def test_what_a_row_does_not_tell_is_left_out_and_not_guessed(config, runs):
   assert training[2] == training[1] < training[3]
 
 
-def test_curves_differ_by_line_and_marker_too(config, runs, drawn, tmp_path):
-  many = {f'variant {number}': [sweep_report.curves(run_of(runs, 'Auto'))] for number in range(11)}
-  lines = {'Full': [sweep_report.curves(run_of(runs, 'Full'))], **many}
-  sweep_report.plot(lines, config, [(sweep_report.STEP, sweep_report.TOKENS)], 1, tmp_path / 'curves.png')
-  axes, = drawn[0].axes
-  assert len({(line.get_linestyle(), line.get_marker()) for line in axes.lines}) == len(axes.lines) == 12
-
-
 @pytest.mark.parametrize('name', ['searches', 'depth_mean'])
 def test_em_reward_and_searches_over_the_steps(config, runs, drawn, name):
   """CuSearch's figure 3: the mean over seeds; the capped depth where all rows have it."""
@@ -208,12 +200,6 @@ def test_a_run_with_probes_has_no_costs(config, runs):
   assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {
     'tokens_generated', 'tokens_prefilled', 'seconds'}
   assert found['Auto']['relative'].keys() == {'em@1.0', 'em@0.0'}  # table 5 has no time of it
-
-
-def test_a_table_too_wide_for_a_page_is_turned():
-  wide = [['variant', *(f'figure {i}' for i in range(20))], ['A', *map(str, range(20))]]
-  lines = sweep_report.markdown(wide).splitlines()
-  assert lines[:3] == ['| variant | A |', '| --- | --: |', '| figure 0 | 0 |'] and len(lines) == 22
 
 
 def test_verdicts_compare_areas_at_equal_tokens(config, runs):

@@ -34,13 +34,6 @@ def test_every_reply_has_a_word_that_says_what_it_is(reply, lines):
   assert [line.strip() for line in shown(terminal.show, reply)] == lines
 
 
-def test_long_text_is_wrapped_behind_its_word():
-  lines = shown(terminal.show, [Document('1', 'T', 'word ' * 30 + 'x' * 90)])
-  assert len(lines) > 3 and max(map(len, lines)) <= 80
-  assert lines[0].startswith('   found  T: word') and all(line.startswith(' ' * 10) for line in lines[1:])
-  assert ''.join(lines).count('x') == 90
-
-
 @pytest.mark.parametrize(('answer', 'golds', 'line'), [
   ('ada', ('Ada',), 'ada  right'), ('bob', ('Ada',), 'bob  wrong'), ('bob', (), 'bob'),
   (None, ('Ada',), 'no answer: context full')])

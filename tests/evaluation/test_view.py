@@ -5,9 +5,7 @@ import functools
 import gzip
 import json
 import re
-import threading
 import tracemalloc
-import urllib.request
 
 import pytest
 from starlette.testclient import TestClient
@@ -260,32 +258,3 @@ def test_table_filters_tree_colours_and_another_step_in_a_browser(tmp_path):
   assert seen['signals'] == ['role', 'advantage', 'log-probability', 'mask']
   # Results of evaluations have no judges' reasons; a key of the file is no text.
   assert (seen['gives up'], seen['nowhere'], seen['policy']) == (['9', 6], ['0', 0], ['0', 0])
-
-
-@chromium
-def test_the_served_page_shows_what_a_run_writes(tmp_path):
-  import uvicorn
-
-  from jaxsearch.tools import http_server
-  fill(tmp_path, 1)
-  with http_server.bind('127.0.0.1', 0) as listener:
-    listener.listen()
-    server = uvicorn.Server(http_server.make_server_config(view.app([view.Source(str(tmp_path))])))
-    thread = threading.Thread(target=server.run, kwargs={'sockets': [listener]})
-    thread.start()
-    try:
-      threading.Timer(3, fill, (tmp_path, 2)).start()
-      address = f'http://127.0.0.1:{listener.getsockname()[1]}'
-      with urllib.request.urlopen(address) as reply:
-        page = reply.read().decode()
-      steps = run_in(page, '''
-        const before = entries.length
-        await until(() => entries.length === 4 && document.querySelectorAll('.row').length === 4)
-        choose(entries[3])
-        await until(() => $('right').innerText.includes('What came in 2?'))
-        await until(() => document.querySelector('.big svg'))
-        return [before, entries.length, $('status').innerText.includes('live')]''', address)
-    finally:
-      server.should_exit = True
-      thread.join()
-  assert steps[1:] == [4, True] and steps[0] in (2, 4)

@@ -119,28 +119,6 @@ def test_loads_into_a_mesh(family, sizes, make_checkpoint):
   assert relative_error(model(TOKENS), np.asarray(models.load(folder)(TOKENS))) < 1e-5
 
 
-def test_reads_each_weight_once_and_only_a_devices_part_at_a_time(make_checkpoint, monkeypatch):
-  folder, _ = make_checkpoint('qwen2')
-  reads, open_folder = [], hub.tensor_files.open_folder
-
-  def spy(folder):
-    tensors = open_folder(folder)
-
-    def read(name, index):
-      part = tensors.read(name, index)
-      reads.append((name, part.size, int(np.prod(tensors.shapes[name]))))
-      return part
-
-    return hub.tensor_files.Tensors(tensors.where, tensors.shapes, read)
-
-  monkeypatch.setattr(hub.tensor_files, 'open_folder', spy)
-  model = models.load(folder, mesh=make_mesh(data=2, fsdp=2, tensor=2))
-  # `data` copies share one
-  assert sum(size for _, size, _ in reads) == sum(value.size for value in jax.tree.leaves(model.params))
-  projections = [(size, whole) for name, size, whole in reads if 'proj.weight' in name]
-  assert projections and all(4 * size == whole for size, whole in projections)
-
-
 # --- what is wrong with a checkpoint is named ---
 
 

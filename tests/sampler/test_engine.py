@@ -12,7 +12,6 @@ import pytest
 from jaxsearch.models.architecture import INPUTS
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.vocabulary import target_logprobs
-from jaxsearch.sampler.driver import GrowthError
 from jaxsearch.sampler.requests import LENGTH, Generate, Score, Search, ToolFailure
 from jaxsearch.trees import grammar
 from jaxsearch.trees.layout import lay_out
@@ -232,27 +231,6 @@ def test_random_sleeps_in_the_tool_change_nothing_to_the_bit(make_engine):
     assert all(np.array_equal(value, getattr(other, name)) for name, value in vars(one).items() if name != 'places')
 
 
-def test_tools_work_while_other_slots_decode(make_engine):
-  """With four times as many episodes as slots a search of 200 ms is hidden behind the others' decoding."""
-  seconds = {}
-  for deterministic in (True, False):
-    for delay in (0.0, 0.2):
-      engine = make_engine(slots=2, tool_patience=32, deterministic=deterministic)
-      busy = engine.decode
-
-      def decode(*args, busy=busy):     # a policy that takes its time, so that the test does not depend on the machine
-        time.sleep(0.1)
-        return busy(*args)
-
-      engine.decode = decode
-      run(engine, chains(PROMPTS[:1], turns=3))     # compiles
-      engine.search = SlowSearch(engine.search, lambda delay=delay: delay)
-      _, metrics = run(engine, chains(PROMPTS * 3, turns=3, tokens=60)[:8])
-      seconds[deterministic, delay] = metrics['seconds']
-      assert metrics['tool_calls'] == 16
-    assert seconds[deterministic, 0.2] < 1.25 * seconds[deterministic, 0.0]
-
-
 def test_an_episode_ends_at_its_deadline(make_engine):
   def grow(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
@@ -322,23 +300,6 @@ def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_log
         path.append(token)
       np.testing.assert_allclose(logprobs, expected, atol=1e-4)
     assert_greedy(more, next_logprobs, tokenizer.eos_ids)
-
-
-def test_an_error_in_a_generator_leaves_the_engine_usable(make_engine):
-  def raises(tree):
-    yield Generate(tree.root.append(PROMPTS[0], Role.PROMPT), max_tokens=4)
-    raise KeyError('gold')
-
-  def asks_behind_nothing(tree):
-    yield Generate(tree.root)
-
-  engine = make_engine()
-  for grow, message in ((raises, "KeyError.*'gold'"), (asks_behind_nothing, 'path without a token')):
-    with pytest.raises(GrowthError, match=message):
-      run(engine, [grow])
-  again, _ = run(engine, chains(PROMPTS))
-  fresh, _ = run(make_engine(), chains(PROMPTS))
-  assert spans(again) == spans(fresh)
 
 
 def test_the_clock_mode_grows_the_same_tokens(make_engine):
