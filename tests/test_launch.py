@@ -213,6 +213,29 @@ exit ${{FINAL:-0}}''')
   assert found.returncode == 2 and len((tmp_path / 'runs').read_text().splitlines()) == 4
 
 
+@on_path
+def test_servers_beside_the_job_are_started_again_with_it_and_end_with_it(programs, tmp_path):
+  (tmp_path / 'health').touch()
+  stand_in(programs, 'jaxsearch', f'''
+if [ "$1" = serve ]; then
+  echo $$ >> {tmp_path / "servers"}
+  exec {sys.executable} -m http.server --bind 127.0.0.1 --directory {tmp_path} "${{@: -1}}"
+fi
+[ "$(wc -l < {tmp_path / "servers"})" -lt 2 ] || exit 0
+kill -KILL "$(cat {tmp_path / "servers"})"
+exit 3''')
+  with socket.socket() as free:
+    free.bind(('127.0.0.1', 0))
+    port = str(free.getsockname()[1])
+  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i', PORT=port)
+  assert found.returncode == 0 and 'status 3, 3 restarts left' in found.stderr
+  started = [int(line) for line in (tmp_path / 'servers').read_text().split()]
+  assert len(started) == 2
+  ended = lambda: not psutil.pid_exists(started[1]) or psutil.Process(started[1]).status() == psutil.STATUS_ZOMBIE
+  while not ended():  # it was told to; the time limit of the test is that of the wait
+    time.sleep(0.1)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_parameters(programs, tmp_path):

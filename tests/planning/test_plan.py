@@ -269,3 +269,10 @@ def test_compilers_of_other_devices_change_nothing_for_other_commands():
   assert done.returncode == 0
   # no warning of JAX or libtpu
   assert all(line.startswith('jaxsearch: ') for line in done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(('phases', 'expected'), [({'rollout': 30, 'score': 2, 'update': 8}, 12),
+                                                  ({'rollout': 1, 'score': 0, 'update': 99}, 1),
+                                                  ({'rollout': 99, 'score': 0, 'update': 1}, 15)])
+def test_servers_get_the_devices_that_rollouts_take(phases, expected):
+  assert plan.servers(phases, 16) == expected
