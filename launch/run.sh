@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The training process of one host. A single machine needs no more; the scripts for clusters end here on every host.
+# The training of one host: a process, or PROCESSES. A single machine needs no more; the scripts for clusters end here on every host.
 #
 #   bash launch/run.sh [--dry-run] [arguments of `jaxsearch train`, such as --config.steps=100]
 #
@@ -31,21 +31,44 @@ fi
 if [ -n "$ROLLOUT" ]; then
   train+=(--config.sampler.engine="$ROLLOUT" --config.sampler.urls="${ROLLOUT_URLS:-http://127.0.0.1:$ROLLOUT_PORT}")
 fi
-case $HOSTS in
-  1) train+=(--config.distributed.enabled=False) ;;
-  auto) train+=(--config.distributed.enabled=True) ;;
-  *) train+=(--config.distributed.enabled=True --config.distributed.coordinator="$COORDINATOR"
-             --config.distributed.num_processes="$HOSTS" --config.distributed.process_id="$PROCESS_ID") ;;
+several=--config.distributed.enabled=True
+[ "$HOSTS:$COORDINATOR" != 1: ] || COORDINATOR=127.0.0.1:8476
+case $HOSTS:$PROCESSES in
+  1:1) train+=(--config.distributed.enabled=False) ;;
+  auto:1) train+=("$several") ;;
+  auto:*) echo 'run.sh: PROCESSES needs a number of HOSTS' >&2; exit 2 ;;
+  *) train+=("$several" --config.distributed.coordinator="$COORDINATOR"
+             --config.distributed.num_processes=$((HOSTS * PROCESSES))) ;;
 esac
-train+=("$@")
-if [ -n "$TRAIN_GPUS" ]; then  # on SLURM JAX takes them from JAX_LOCAL_DEVICE_IDS
-  gpus=CUDA_VISIBLE_DEVICES
-  [ -z "${JAX_LOCAL_DEVICE_IDS:-}" ] || gpus=JAX_LOCAL_DEVICE_IDS
-  export "$gpus=$TRAIN_GPUS"
-elif [ -n "$RETRIEVER_GPUS$ROLLOUT_GPUS" ]; then
+if [ "$PROCESSES" != 1 ]; then  # each is told which GPUs are its own; it sees all, as NCCL likes
+  gpus=${TRAIN_GPUS:-${JAX_LOCAL_DEVICE_IDS:-$(compgen -G '/dev/nvidia[0-9]*' | awk '{print NR - 1}' | paste -sd,)}}
+  IFS=, read -ra gpus <<< "$gpus"
+  share=$((${#gpus[@]} / PROCESSES))
+  if [ "$share" = 0 ] || [ $((share * PROCESSES)) != ${#gpus[@]} ]; then
+    echo "run.sh: PROCESSES=$PROCESSES do not divide ${#gpus[@]} GPUs (TRAIN_GPUS names them)" >&2
+    exit 2
+  fi
+elif [ -n "$TRAIN_GPUS" ]; then  # on SLURM JAX takes them from JAX_LOCAL_DEVICE_IDS
+  name=CUDA_VISIBLE_DEVICES
+  [ -z "${JAX_LOCAL_DEVICE_IDS:-}" ] || name=JAX_LOCAL_DEVICE_IDS
+  export "$name=$TRAIN_GPUS"
+fi
+if [ -n "$RETRIEVER_GPUS$ROLLOUT_GPUS" ] && [ -z "$TRAIN_GPUS" ]; then
   echo 'run.sh: RETRIEVER_GPUS and ROLLOUT_GPUS need TRAIN_GPUS, those that are left for training' >&2
   exit 2
 fi
+of_process() {  # of_process NUMBER ARGUMENTS…: the command of one of this host's processes, as `process`
+  local number=$1
+  shift
+  process=("${train[@]}")
+  if [ "$PROCESSES" != 1 ]; then
+    process=(env JAX_LOCAL_DEVICE_IDS="$(IFS=,; echo "${gpus[*]:number * share:share}")" "${train[@]}"
+             --config.distributed.process_id=$((${PROCESS_ID:-0} * PROCESSES + number)))
+  elif [ "$HOSTS" != 1 ] && [ "$HOSTS" != auto ]; then
+    process+=(--config.distributed.process_id="$PROCESS_ID")
+  fi
+  process+=("$@")
+}
 
 running=()
 # shellcheck disable=SC2329  # the trap calls it
@@ -109,17 +132,26 @@ serve() {
   fi
 }
 
+numbers=$(seq 0 $((PROCESSES - 1)))
 if [ -n "$DRY_RUN" ]; then
   serve
-  step "${train[@]}"
+  for number in $numbers; do
+    of_process "$number" "$@"
+    step "${process[@]}"
+  done
   exit 0
 fi
 for attempt in $(seq 0 "$RESTARTS"); do
   status=0
   serve  # one that died is started again
-  "${train[@]}" &
-  running=($!)
-  finish "${running[0]}" || status=$?
+  for number in $numbers; do
+    of_process "$number" "$@"
+    "${process[@]}" &
+    running+=($!)
+  done
+  for one in "${running[@]}"; do
+    finish "$one" || { own=$?; [ "$own" -le "$status" ] || status=$own; }
+  done
   running=()
   case $status in
     0 | 1 | 2) exit "$status" ;;  # done; stopped by a limit of the config; a mistake that would come again

@@ -4,6 +4,7 @@ played by stand-ins."""
 import json
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import signal
@@ -20,6 +21,8 @@ import yaml
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import row_files, saved_policies
+from tests.tools.serving import send, server
+from tests.training import child
 
 ROOT = pathlib.Path(__file__).parent.parent
 LAUNCH = ROOT / 'launch'
@@ -112,6 +115,21 @@ def test_the_job_becomes_one_command(tmp_path):
     '--config.distributed.process_id=3', '--config.steps=7']
 
 
+def test_a_host_with_several_processes_splits_its_gpus(tmp_path):
+  job = dict(OUT=str(tmp_path), PROCESSES='2', TRAIN_GPUS='0,1,2,5')
+  found = run('run.sh', '--dry-run', '--config.steps=7', **job, HOSTS='3', PROCESS_ID='1', COORDINATOR='first:1234')
+  for number, line in enumerate(found.stdout.splitlines()[-2:]):
+    words = shlex.split(line)
+    assert words[:2] == ['env', f'JAX_LOCAL_DEVICE_IDS={("0,1", "2,5")[number]}']
+    assert words[-3:] == ['--config.distributed.num_processes=6', f'--config.distributed.process_id={2 + number}',
+                          '--config.steps=7']
+  alone = run('run.sh', '--dry-run', **job).stdout.splitlines()[-1]
+  assert 'coordinator=127.0.0.1:8476' in alone and 'num_processes=2' in alone and 'process_id=1' in alone
+  for wrong in (dict(PROCESSES='3'), dict(HOSTS='auto')):
+    refused = run('run.sh', '--dry-run', **job | wrong)
+    assert refused.returncode == 2 and 'PROCESSES' in refused.stderr
+
+
 def test_a_search_server_gets_the_gpus_that_are_named_for_it(tmp_path):
   job = dict(OUT=str(tmp_path), RETRIEVER='--index /data/wiki18', RETRIEVER_GPUS='6,7')
   found = run('run.sh', '--dry-run', **job, TRAIN_GPUS='0,1,2,3,4,5')
@@ -139,7 +157,7 @@ def test_a_rollout_server_starts_beside_the_job(engine, command, tmp_path):
 @pytest.mark.parametrize(('script', 'gpus'), [('gke.sh', True), ('xpk.sh', False), ('tpu-vm.sh', False)])
 def test_the_servers_of_a_job_are_passed_on(script, gpus):
   given = {'RETRIEVER': '--index=/data/wiki18', 'PORT': '8123', 'ROLLOUT': 'vllm', 'ROLLOUT_URLS': 'http://a:1',
-           'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6'}
+           'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6', 'PROCESSES': '7'}
   text = run(script, '--dry-run', **given).stdout.replace('\\', '')
   for name, value in list(given.items())[:None if gpus else 4]:  # the others rent TPUs
     assert f'name: {name}, value: "{value}"' in text or f' {name}={value} ' in text
@@ -280,3 +298,71 @@ def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_pa
                             for name in ('run', 'killed', 'whole'))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   jax.tree.map(np.testing.assert_array_equal, again, expected)
+
+
+def follow_docs(folder: pathlib.Path, processes: int) -> tuple[list[str], dict[str, str]]:
+  """The steps of docs/pods.md before `sbatch`, with stand-ins: its command, and what SLURM sets.
+
+  A checkout on a shared disk that has been installed in, weights, questions, and the job.
+  """
+  child.make_inputs(folder)
+  checkout = folder / 'jaxsearch'
+  shutil.copytree(LAUNCH, checkout / 'launch')
+  stand_in(checkout / '.venv', 'python', '')
+  stand_in(checkout / '.venv/bin', 'jaxsearch', f'PYTHONPATH={ROOT} exec {sys.executable} -m jaxsearch.cli "$@"')
+  job = (checkout / 'launch/job.env').read_text()
+  for name, value in {'CONFIG': 'search_r1_grpo_qwen2_5_3b', 'MODEL': folder / 'model', 'OUT': folder / 'runs/first',
+                      'QUESTIONS': folder / 'questions.jsonl', 'PROCESSES': processes,
+                      'TRAIN_GPUS': '0,1' if processes > 1 else ''}.items():
+    job, count = re.subn(rf'^{name}=.*?(?= +#|$)', f'{name}={value}', job, flags=re.MULTILINE)
+    assert count == 1
+  (checkout / 'launch/job.env').write_text(job)
+  smaller = {'steps': 4, 'questions_per_step': 4, 'group_size': 2, 'mesh.accelerator': False, 'progress': False,
+             'grow.template': 'world', 'grow.max_turns': 1, 'grow.max_tokens': 6, 'sampler.slots': 4,
+             'sampler.length': 256, 'sampler.max_observation': 32, 'train.row_length': 256, 'train.micro_rows': 4}
+  slurm = {'SLURM_JOB_NODELIST': 'a,b', 'SLURM_NNODES': '2', 'SLURM_CPUS_PER_TASK': '1', 'JAX_PLATFORMS': 'cpu',
+           'JAX_NUM_CPU_DEVICES': str(2 // processes), 'SLURM_SUBMIT_DIR': str(checkout)}
+  return ['bash', str(checkout / 'launch/slurm.sbatch'),
+          *(f'--config.{name}={value}' for name, value in smaller.items())], slurm
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize('processes', [1, 2])  # of each host, with both its devices or one each
+def test_docs_pods_on_two_hosts_from_a_checkout_to_a_resumed_job(programs, tmp_path, processes):
+  (programs / 'jaxsearch').unlink()  # the checkout has its own
+  command, slurm = follow_docs(tmp_path, processes)
+  rows = tmp_path / 'runs/first/metrics.jsonl'
+  passages = [{'document': {'contents': '"red"\nThe red of the blue.'}, 'score': 1.0}]
+  every = lambda handler: send(handler, json.dumps(
+    {'result': [passages] * len(json.loads(handler.body)['queries'])}).encode())
+
+  def submit(job, url, ends, **changes):
+    """The job's output; a person or the clock stops it after its first step if `ends` is given."""
+    environment = os.environ | slurm | {'PATH': f'{programs}:{os.environ["PATH"]}', 'SLURM_JOB_ID': str(job),
+                                        'SEARCH_URL': f'{url}/retrieve', 'SLURM_JOB_END_TIME': str(ends)}
+    environment.pop('OUT', None)
+    log = tmp_path / f'jaxsearch-{job}.log'
+    with open(log, 'w') as file:
+      running = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment, cwd=tmp_path)
+    if changes.get('stop'):
+      while not rows.exists() or len(row_files.read(rows)) < changes['stop']:
+        assert running.poll() is None, log.read_text()[-3000:]
+        time.sleep(0.1)
+      running.send_signal(signal.SIGTERM)
+    return running.wait(900), log.read_text()
+
+  dry = subprocess.run([*command, '--dry-run'], text=True, capture_output=True, env=os.environ | slurm)
+  assert dry.returncode == 0 and dry.stdout.count('jaxsearch train') == processes, dry.stderr
+  asked = tmp_path / 'asked'
+  with server(every) as (url, _):
+    now, hour = int(time.time()), 3600
+    status, said = submit(30000 + os.getpid() % 9000, url, now + 24 * hour, stop=1)
+    assert status == 143 and 'requeue' not in asked.read_text(), said[-3000:]  # scancel: it stays stopped
+    status, said = submit(40000 + os.getpid() % 9000, url, now, stop=2)
+    assert status == 143 and 'requeue' in asked.read_text(), said[-3000:]  # its time is up: it goes on
+    status, said = submit(50000 + os.getpid() % 9000, url, now + 24 * hour)
+  assert status == 0, said[-3000:]
+  found = row_files.read(rows)
+  assert [row['step'] for row in found] == [1, 2, 3, 4] and all(row['searches'] >= 0 for row in found)
+  assert (tmp_path / 'runs/first/report.html').exists() and (tmp_path / 'runs/.jax_cache').exists() is False
