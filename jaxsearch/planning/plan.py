@@ -106,11 +106,11 @@ def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: pro
     least[name] = [max(time.values()) for time in times]
     expected[name] = [step.expected(**time, collectives=count, layers=layers)
                       for time, count, layers in zip(times, waited, launched)]
-  calls = step.calls(
-    work, config, scored=score_passes(config), hosts=run.hosts, slots=run.engine.slots,
-    segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
+  sizes = dict(scored=score_passes(config), hosts=run.hosts, slots=run.engine.slots,
+               segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
+  calls, whole = (step.calls(work, config, **sizes, whole=whole) for whole in (False, True))
   seconds = {'roofline_seconds': step.step_seconds(least, calls),
-             'expected_seconds': step.step_seconds(expected, calls)}
+             'expected_seconds': step.step_seconds(expected, whole)}
   workers = config.sampler.tool_workers
   seconds['expected_seconds']['rollout'] += step.waits(work, hosts=run.hosts, workers=workers)
   return spent, seconds

@@ -84,7 +84,7 @@ def published(work: Work) -> Work:
 
 
 def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: int, slots: int, segment: int,
-          prefill: int) -> dict[str, tuple[float, float]]:
+          prefill: int, whole: bool = False) -> dict[str, tuple[float, float]]:
   """Returns program -> (calls in a step, turns of its loop in a step), each on all devices at once.
 
   Args:
@@ -92,10 +92,10 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
     slots: paths that a host decodes at a time, full until the last are left.
     segment: tokens of a decode segment.
     prefill: tokens that a host prefills in a call.
+    whole: chains that find no slot wait until those of a whole round are done, as equal ones do.
   """
-  steps = (work.turns + 1) * work.tokens
-  if work.trees * work.branches > hosts * slots:
-    steps = work.decoded / (hosts * slots)
+  rounds = work.trees * work.branches / (hosts * slots)
+  steps = max(1, math.ceil(rounds) if whole else rounds) * (work.turns + 1) * work.tokens
   kept = min(config.credit.get('keep', work.trees), work.trees)  # CuSearch trains on some
   updates = math.ceil(kept / (config.train.mini_batch or kept))
   rows = math.ceil(work.trained * kept / work.trees / config.train.row_length)

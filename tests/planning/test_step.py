@@ -54,6 +54,9 @@ def test_calls_of_a_step():
   calls = step.calls(work, config, scored=1, **sizes)
   assert calls['decode'] == (5 * 4096 / 32, 5 * 4096) and calls['prefill'] == (0, 0)
   assert calls['update'] == (2, 160) and calls['score'] == (2, 160)
+  rounds = {whole: step.calls(work, config, scored=1, **sizes | {'slots': 1024}, whole=whole)['decode'][1]
+            for whole in (False, True)}
+  assert rounds == {False: 1.25 * 4096, True: 2 * 4096}
   few = step.calls(dataclasses.replace(work, trees=10), config, scored=1, **sizes)
   assert few['decode'][1] == 4096  # slots that stay empty do not make it faster
   with config.unlocked():
