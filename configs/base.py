@@ -159,10 +159,10 @@ def get_config():
                                      # needs deterministic=False
     # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the
     # platform.
-    segment_steps=0,                 # tokens of a segment at most; 32
-    enough=0,                        # a segment ends once so many slots have finished: few leave slots idle
-                                     # for a shorter time, many save changes between device and host; slots /
-                                     # 16 on a CPU, slots / 8 elsewhere
+    segment_steps=0,                 # tokens of a segment at most; 32 on a CPU, 8 elsewhere
+    enough=0,                        # on a CPU a segment ends once so many slots have finished: few leave
+                                     # slots idle for a shorter time, many save changes between device and
+                                     # host; slots / 16
     prefill_lengths=(),              # context is computed in chunks of these numbers of tokens; (32, 128) on
                                      # a CPU, (64, 512) elsewhere
     prefill_tokens=0,                # tokens of all chunks of a call at most; 512 on a CPU, 4096 elsewhere

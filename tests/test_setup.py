@@ -134,7 +134,7 @@ def test_the_sampler_is_what_the_config_says_and_otherwise_what_suits_the_platfo
              episode_deadline=9.0)
   assert opened(**own) == (5, 3, {16: [1, 4]}, 9.0)
   assert opened() == (32, 4, {32: [1, 4, 16], 128: [1, 4]}, float('inf'))
-  assert defaults(64, 'gpu') == dict(segment_steps=32, enough=8, prefill_lengths=(64, 512),
+  assert defaults(64, 'gpu') == dict(segment_steps=8, enough=4, prefill_lengths=(64, 512),
                                      prefill_tokens=4096)
 
 

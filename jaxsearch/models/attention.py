@@ -136,7 +136,8 @@ def append(pool, k, v, starts, table):
 
   def write(part, new):
     new = jnp.pad(new, [(0, 0)] * 3 + [(0, width - new.shape[-1])])
-    return part.at[:, numbers, places % page].set(jnp.moveaxis(new, 2, 0).astype(part.dtype))
+    heads = jnp.arange(part.shape[0])[:, None, None]  # indexed: else TPUs lay the pool out anew, and copy it
+    return part.at[heads, numbers, places % page].set(jnp.moveaxis(new, 2, 0).astype(part.dtype))
 
   return write(pool[0], k), write(pool[1], v)
 

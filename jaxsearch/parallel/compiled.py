@@ -1,4 +1,5 @@
-"""Reads from the text of a compiled program (HLO of CPU, GPU or TPU) what it sends between devices."""
+"""Reads from the text of a compiled program (HLO of CPU, GPU or TPU) how it loops and what it sends between
+devices."""
 
 import collections
 import dataclasses
@@ -28,7 +29,7 @@ class Collective:
   in_turn: bool  # inside a loop whose length is data, such as that over micro-batches; `times` is per turn
 
 
-class _Instruction(NamedTuple):
+class Instruction(NamedTuple):
   name: str
   bytes: int
   opcode: str
@@ -41,12 +42,12 @@ def collectives(text: str) -> list[Collective]:
 
   Those among groups of one device, which only some compilers remove, are left out.
   """
-  entry, computations = _computations(text)
+  entry, found = computations(text)
   listed = []
 
   def walk(computation, times, in_turn):
-    sizes = {instruction.name: instruction.bytes for instruction in computations[computation]}
-    for _, size, opcode, operands, line in computations[computation]:
+    sizes = {instruction.name: instruction.bytes for instruction in found[computation]}
+    for _, size, opcode, operands, line in found[computation]:
       kind = opcode.removesuffix('-start')
       if kind in KINDS:
         given = sum(sizes.get(operand, 0) for operand in operands)
@@ -55,7 +56,7 @@ def collectives(text: str) -> list[Collective]:
         if not _ALONE.search(line):
           listed.append(Collective(kind, max(given, result), times, in_turn))
         continue
-      length = _length(line, computations) if opcode == 'while' else 1
+      length = loop_length(line, found) if opcode == 'while' else 1
       for name in re.findall(r'%([\w.-]+)', ' '.join(_CALLED.findall(line))):
         walk(name, times * (length or 1), in_turn or length is None)
 
@@ -68,7 +69,7 @@ def traffic(listed: Iterable[Collective]) -> int:
   return sum(each.bytes * each.times * (2 if each.kind == 'all-reduce' else 1) for each in listed)
 
 
-def _length(line: str, computations: dict) -> int | None:
+def loop_length(line: str, computations: dict) -> int | None:
   """Returns how often a while loop runs, or None where that is data.
 
   The compiler of TPUs leaves it out: there the condition compares a counter with a constant.
@@ -85,7 +86,7 @@ def _length(line: str, computations: dict) -> int | None:
   return bounds[0] if ' compare(' in compared and 'direction=LT' in compared and len(bounds) == 1 else None
 
 
-def _computations(text: str) -> tuple[str, dict[str, list[_Instruction]]]:
+def computations(text: str) -> tuple[str, dict[str, list[Instruction]]]:
   """Returns the name of the entry, and the instructions of every computation."""
   entry, name, computations = '', '', collections.defaultdict(list)
   for line in text.splitlines():
@@ -97,6 +98,6 @@ def _computations(text: str) -> tuple[str, dict[str, list[_Instruction]]]:
       bits = sum(math.prod(int(n) for n in dims.split(',') if n) * _BITS.get(dtype, 8)
                  for dtype, dims in _ARRAY.findall(shape))
       operands = re.findall(r'%?([\w.-]+)', re.sub(r'/\*.*?\*/', '', operands))
-      computations[name].append(_Instruction(result, bits // 8, opcode, operands, line))
+      computations[name].append(Instruction(result, bits // 8, opcode, operands, line))
   assert entry, 'this text is no compiled HLO program'
   return entry, computations

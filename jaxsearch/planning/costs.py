@@ -18,7 +18,7 @@ from jaxsearch.planning import programs
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """Holds the FLOPs and bytes of a device, per call or per turn of a loop whose length is data."""
+  """Holds the FLOPs and bytes of a device: of a call, or of a turn of its loop over data or tokens."""
   flops: float = 0.0
   bytes: float = 0.0     # from and to its memory
   received: float = 0.0  # by way of collectives, as whole arrays
@@ -31,17 +31,19 @@ class Cost:
 
 def of_program(program: programs.Program, alone: programs.Program, split: int,
                collectives: Sequence[Collective]) -> list[Cost]:
-  """Returns what a device does in a call, and in a turn of the loop whose length is data.
+  """Returns what a device does in a call, and in a turn of the loop whose length is data or over tokens.
 
   Args:
     alone: the program with the rows and slots of one device; `split` devices share its matrices.
   """
   once, each = (counted / split for counted in count(alone.trace().jaxpr.jaxpr))
+  sent = [traffic(one for one in collectives if one.in_turn == in_turn) for in_turn in (False, True)]
+  if program.steps:
+    (once, each), sent = (0 * once, once / program.steps), (0, sent[0] / program.steps)
   if program.gradients:  # a device's part, read and written in every turn, and again with its training state
     each[1] += 2 * program.gradients
     once[1] = 2 * (program.gradients + programs.on_device(program.args[0]))
-  received = (traffic(sent for sent in collectives if sent.in_turn == in_turn) for in_turn in (False, True))
-  return [Cost(flops, size, sent, cache) for (flops, size, cache), sent in zip((once, each), received)]
+  return [Cost(flops, size, received, cache) for (flops, size, cache), received in zip((once, each), sent)]
 
 
 def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:

@@ -98,9 +98,10 @@ def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: pro
     hosts = 1 if name in programs.SAMPLING else run.hosts  # a host samples by itself
     times = [{'arithmetic': cost.flops / device.flops, 'memory': cost.bytes / device.bandwidth,
               'network': targets.network_seconds(target, hosts, cost.received)} for cost in parts]
-    # A sampler's layers are unrolled; its loops of known length are those of truncation, which few ask for.
-    waited = [sum(1 if decodes else each.times for each in compiled[name].collectives or ()
-                  if each.in_turn == in_turn) for in_turn in (False, True)]
+    waited = [sum(each.times for each in compiled[name].collectives or () if each.in_turn == in_turn)
+              for in_turn in (False, True)]
+    if steps := run.programs[name].steps:
+      waited = 0, waited[0] / steps
     launched = 0, setup.architecture(config).num_layers if decodes and on_gpus else 0
     spent[name] = [dataclasses.asdict(cost) | time for cost, time in zip(parts, times)]
     least[name] = [max(time.values()) for time in times]

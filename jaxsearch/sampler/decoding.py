@@ -202,14 +202,14 @@ class Decoding:
     slots = Slots(*(array[numbers] for array in self.slots))
     paths, enough = list(self.running.values()), min(engine.enough, len(numbers))
     tokens, logprobs, counts, states, capacity = engine.decode(paths, slots, self.key, enough, limit)
-    steps = int(counts.max())
+    steps = tokens.shape[1]
     schedule.steps += steps
     schedule.capacity += steps * capacity
     schedule.counts['segments'] += 1
     schedule.counts['tokens_decoded'] += int(counts.sum())
     # Behind what a slot has is overwritten later.
     where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)
-    self.tokens[where], self.logprobs[where] = tokens[:, :steps], logprobs[:, :steps]
+    self.tokens[where], self.logprobs[where] = tokens, logprobs
     self.generated[numbers] += counts
     last = tokens[np.arange(len(numbers)), counts - 1]
     for array, new in zip((self.slots.tokens, self.slots.lengths, self.slots.remaining, self.slots.states),

@@ -136,8 +136,8 @@ class Device:
     """Runs a segment for `paths`, at most `self.slots`, each with an entry in `slots`.
 
     Returns:
-      tokens [S,steps], log-probabilities [S,steps], counts [S], states [S], and S of the program; the first
-      four in the order given.
+      tokens [S,n], log-probabilities [S,n], counts [S], states [S] after the n steps that ran, and S of the
+      program; the first four in the order given.
     """
     width = bucket(np.bincount([path.lane for path in paths]).max(), self._widths)
     batch = segment.idle_slots(width * self.lanes)
@@ -156,7 +156,9 @@ class Device:
       self._cache, self._front, *results = segment.decode(
         self.config, self._params, self._cache, self._front, batch, table, self._device_tables, uniforms,
         enough, limit, mesh=self._mesh, kernel=self._kernel, truncates=truncates)
-    return *(result[seats] for result in self._fetch(results)), width * self.lanes
+    tokens, logprobs, counts, states = (result[seats] for result in self._fetch(results))
+    steps = self.segment_steps if self._kernel else int(counts.max())
+    return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes
 
   def _seat(self, paths: Sequence[Path], sizes: np.ndarray, width: int) -> None:
     """Gives paths seats of their lanes, and copies those that had none to the front."""

@@ -34,7 +34,7 @@ def defaults(slots: int, platform: str) -> dict:
   takes to serve a slot. On a CPU a step is long, and a slot that is idle costs more.
   """
   cpu = platform == 'cpu'
-  return dict(segment_steps=32, enough=max(1, slots // (16 if cpu else 8)),
+  return dict(segment_steps=32 if cpu else 8, enough=max(1, slots // 16),
               prefill_lengths=(32, 128) if cpu else (64, 512), prefill_tokens=512 if cpu else 4096)
 
 
@@ -55,8 +55,9 @@ class Engine(Device):
       oldest reply. About the time that a tool takes, counted in steps; 0 suits a search within this process.
     episode_deadline: seconds until an episode ends with Stop.DEADLINE; non-deterministic only. None is off.
     segment_steps: tokens that a segment generates at most, in each slot.
-    enough: a segment ends once this many of its slots have finished (or all): a low number leaves slots idle
-      for a shorter time, a high one saves changes between device and host.
+    enough: on a CPU a segment ends once this many of its slots have finished (or all): a low number leaves
+      slots idle for a shorter time, a high one saves changes between device and host. Elsewhere it ends after
+      `segment_steps`, so that its loop needs no host.
     prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens`
       a call and lane. These four are those of the platform (`defaults`) where they are 0 or ().
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as

@@ -148,17 +148,18 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
   """Samples up to `steps` tokens in every slot that has any remaining.
 
   New entries are written to the front at every step and to the pool once at the end; by a kernel, to the pool
-  at every step. Lanes step together: on some platforms no device may loop more often than another.
+  at every step. Lanes step together: on some platforms no device may loop more often than another. With a
+  kernel a segment has `steps` steps whatever happens: a loop of known length, for which no GPU waits for its
+  host, nor the host for it. A slot that has stopped writes behind its tokens.
 
   Args:
     front: list over layers of (keys [S,K,h,window], values [S,K,window,h]); holds `slots.lengths` entries of
-      each path. The window is at least max(slots.lengths) + steps + 1, so that a slot that has stopped writes
-      behind its tokens. None with a kernel.
+      each path. The window is at least max(slots.lengths) + steps + 1. None with a kernel.
     table: [S,pages] int32, the pages of each slot; with a front those of the window.
     kernel: the platform whose kernel attends, see kernels/paged_attention.py.
     uniforms: [S,steps], from `draws`.
-    enough, limit: int32 scalars; the segment ends once `enough` slots have finished, or all, or after `limit`
-      steps.
+    enough, limit: int32 scalars; without a kernel the segment ends once `enough` slots have finished, or all,
+      or after `limit` steps.
     truncates: whether any slot has top_k or top_p.
   Returns:
     (pool, front, tokens [S,steps] int32, logprobs [S,steps] float32, counts [S] int32 of tokens generated,
@@ -175,8 +176,8 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
       going, stopped = jax.lax.psum(counts, LANES) if has_lanes(mesh) else counts
       return (step < limit) & (going > 0) & (stopped < enough)
 
-    def one_token(state):
-      _, step, last, counts, active, states, held, tokens, logprobs = state
+    def one_token(step, state):
+      last, counts, active, states, held, tokens, logprobs = state
       hidden, held = forward_cached(config, params, last[:, None], slots.lengths + counts, held, attend)
       chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden, truncates)
       last = jnp.where(active, chosen, last)
@@ -185,13 +186,22 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
       counts = counts + active
       states = jnp.where(active, tables.following[states, last].astype(jnp.int32), states)
       active &= (states >= 0) & (counts < slots.remaining)
-      return unfinished(step + 1, active), step + 1, last, counts, active, states, held, tokens, logprobs
+      return last, counts, active, states, held, tokens, logprobs
+
+    def and_ask(state):
+      _, step, state = state
+      state = one_token(step, state)
+      return unfinished(step + 1, state[2]), step + 1, state
 
     zeros = lambda dtype, *shape: jnp.zeros(shape, dtype)
-    state = (unfinished(0, started), jnp.int32(0), slots.tokens, zeros(jnp.int32, S), started, slots.states,
-             pool if kernel else front, zeros(jnp.int32, S, steps), zeros(jnp.float32, S, steps))
-    _, _, _, counts, _, states, held, tokens, logprobs = jax.lax.while_loop(
-      lambda state: state[0], one_token, state)
+    state = (slots.tokens, zeros(jnp.int32, S), started, slots.states, pool if kernel else front,
+             zeros(jnp.int32, S, steps), zeros(jnp.float32, S, steps))
+    if kernel:
+      state = jax.lax.fori_loop(0, steps, one_token, state)
+    else:
+      *_, state = jax.lax.while_loop(
+        lambda state: state[0], and_ask, (unfinished(0, started), jnp.int32(0), state))
+    _, counts, _, states, held, tokens, logprobs = state
     results = tokens, logprobs, counts, states
     if kernel:
       return held, None, *results

@@ -1,13 +1,19 @@
 """The sampler as it decodes on accelerators: by a kernel, interpreted here, in the pages themselves."""
 
+import dataclasses
 import functools
+import re
 
 import jax
 import pytest
 
-from jaxsearch.models.architecture import parameter_axes, parameter_shapes
+from jaxsearch.models.architecture import parameter_axes, parameter_shapes, preset
 from jaxsearch.models.kernels import paged_attention
+from jaxsearch.parallel import compiled as compiled_text
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import targets
+from jaxsearch.planning import programs
+from jaxsearch.sampler.engine import Engine
 from tests.sampler.test_engine import PROMPTS, chains, run, tokens_of
 from tests.sampler.test_lanes import siblings
 
@@ -48,3 +54,47 @@ def test_a_dozen_programs_and_nothing_compiles_after_compile_all(make_engine, ke
   compiled.clear()
   run(engine, chains(PROMPTS * 3, turns=3))
   assert not compiled
+
+
+def primitives(jaxpr):
+  """Yields the equations of a traced program and of what is inside them, but for kernels."""
+  for equation in jaxpr.eqns:
+    yield equation
+    if equation.primitive.name != 'pallas_call':
+      for part in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, 'jaxpr') or hasattr(x, 'eqns')):
+        part = getattr(part, 'jaxpr', part)
+        if hasattr(part, 'eqns'):
+          yield from primitives(part)
+
+
+def test_a_segment_is_one_loop_of_known_length(make_engine, kernel):
+  """So the device asks its host for nothing, and neither waits for the other."""
+  made, *_ = make_engine().largest_programs()
+  found = list(primitives(programs.Program(*made['decode']).trace().jaxpr.jaxpr))
+  assert {each.primitive.name for each in found}.isdisjoint({'cond', 'while', 'pure_callback', 'io_callback'})
+  assert [each.params['length'] for each in found if each.primitive.name == 'scan'] == [16]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('target', 'tensor'), [('tpu:v5e:2x2', 1), ('cuda:h100:1x4', 1), ('cuda:h100:1x4', 2)])
+def test_what_is_compiled_loops_alone_and_copies_nothing_large(target, tensor, tmp_path):
+  """Eight steps without a conditional; neither the pool nor the logits are laid out anew; on a GPU a step is one graph."""
+  if not targets.installed(target.split(':')[0]):
+    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  model = dataclasses.replace(preset('qwen2.5-3b'), num_layers=2, dtype='bfloat16')
+  devices = targets.parse(target).devices()[:2 * tensor]
+  engine = Engine(model, programs.TOKENIZER, slots=128, length=4096, mesh=meshes.make_mesh(devices=devices), tensor=tensor)
+  made, _, (cache, _) = engine.largest_programs()
+  options = {'xla_dump_to': str(tmp_path), 'xla_dump_hlo_as_text': True} if target.startswith('cuda') else None
+  text = programs.Program(*made['decode']).lower().compile(options).as_text()
+  _, found = compiled_text.computations(text)
+  loop, = [each for part in found.values() for each in part if each.opcode == 'while']
+  assert compiled_text.loop_length(loop.line, found) == engine.segment_steps == 8
+  assert not {'conditional', 'infeed', 'outfeed', 'send', 'recv'} & {each.opcode for part in found.values() for each in part}
+  body = found[re.search(r'body=%?([\w.-]+)', loop.line)[1]]
+  least = min(programs.on_device(cache[0][0]), 64 * model.vocab_size)
+  assert not [each.line for each in body if each.opcode in ('copy', 'transpose') and each.bytes >= least]
+  if options and tensor == 1:  # collectives are launched between graphs
+    (thunks,) = tmp_path.glob('*jit_decode*thunk_sequence_after_thunk_passes.txt')
+    steps = re.split(r'^  body:$', thunks.read_text(), flags=re.MULTILINE)[1]
+    assert re.findall(r'^ {4}\d+: (\w+)', steps, re.MULTILINE) == ['kCommandBuffer']
