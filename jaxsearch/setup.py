@@ -287,8 +287,15 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
   if config.mcp.servers:
     from jaxsearch.tools.mcp_client import open_servers
     offered |= open_servers(config.mcp, offered)
+  search = open_backend(config, corpus, mesh)
+  if opening := [name for name, tool in offered.items() if tool.opens]:
+    if hasattr(search, 'open'):
+      search.open('')  # reads the names of all documents; of millions it takes longer than a call may
+    elif not config.search.by_source:
+      raise ValueError(f"tools: {opening[0]!r} opens documents, which search.backend="
+                       f"{config.search.backend!r} does not: take 'bm25' or 'index'")
   return Tools(
-    search=open_backend(config, corpus, mesh), topk=config.search.topk, python=PythonSandbox(**config.python),
+    search=search, topk=config.search.topk, python=PythonSandbox(**config.python),
     services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
     workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
     words=config.search.words, offered=offered)

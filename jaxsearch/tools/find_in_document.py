@@ -34,4 +34,4 @@ def find(tools: Tools, node: Node, name: str, words: str) -> str:
 
 TOOL = declare('find', FindArguments, lambda node, arguments, show: [
   Call(functools.partial(find, node=node, name=arguments.document, words=arguments.words), node, 'find',
-       f'{arguments.words} in {arguments.document}', show)])
+       f'{arguments.words} in {arguments.document}', show)], opens=True)

@@ -70,7 +70,8 @@ def read_manifest(folder: str | os.PathLike, half_built: bool = False) -> dict:
   return manifest
 
 
-_HEAD = re.compile(rb'\["(?:[^"\\]|\\.)*", "(?:[^"\\]|\\.)*"')  # id and title in a line of passages.jsonl
+# Id and title in a line of passages.jsonl.
+_HEAD = re.compile(rb'\["[^"\\]*(?:\\.[^"\\]*)*", "[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 class Passages:

@@ -26,6 +26,7 @@ except ImportError as error:
   raise ImportError("mcp.servers needs the package mcp: pip install 'jaxsearch[mcp]'") from error
 
 TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
+START = 60.0  # seconds
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for servers with an address
 
 
@@ -42,7 +43,7 @@ class McpServer:
 
   Args:
     server: a command, or an address that begins with http.
-    timeout: seconds for a call, and for the start.
+    timeout: seconds for a call; the start has at least START.
   """
 
   def __init__(self, server: str, timeout: float):
@@ -102,13 +103,13 @@ class McpServer:
   def _ask(self, request: Callable[[mcp.Client], Coroutine]) -> Any:
     """Returns the reply to a request, within the time-out."""
     async def reply() -> Any:
-      async with asyncio.timeout(self._timeout):
-        return await request(await self._connected())
+      client = await asyncio.wait_for(self._connected(), max(START, self._timeout))
+      return await asyncio.wait_for(request(client), self._timeout)
 
     try:
       return asyncio.run_coroutine_threadsafe(reply(), self._loop).result()
     except TimeoutError as error:
-      raise McpError(self.name, f'no reply within {self._timeout:g} s', 'timeout') from error
+      raise McpError(self.name, f'no reply in time ({self._timeout:g} s)', 'timeout') from error
     except mcp.MCPError as error:
       faults = {CONNECTION_CLOSED: 'connection', REQUEST_TIMEOUT: 'timeout'}
       if error.code == CONNECTION_CLOSED:

@@ -79,4 +79,4 @@ def read(tools: Tools, node: Node, name: str) -> tuple[str, list[str]]:
 
 
 TOOL = declare('open', OpenArguments, lambda node, arguments, show: [
-  OpenDocument(node, arguments.document, arguments.line, show)])
+  OpenDocument(node, arguments.document, arguments.line, show)], opens=True)

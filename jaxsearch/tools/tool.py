@@ -34,11 +34,13 @@ class Tool:
     serve: (node, arguments, show) -> requests, served together; None where a call ends the episode and its
       argument `answer` is the answer.
     text: what the policy sees of a reply, before the grammar neutralises and frames it.
+    opens: whether it opens documents, which not every search back end does.
   """
   schema: Mapping[str, Any]
   check: Callable[[Mapping[str, Any]], Any]
   serve: Callable[[Node, Any, Show], Sequence[ToolCall]] | None
   text: Callable[[Any], str] = lambda reply: listed(reply) if is_documents(reply) else str(reply)
+  opens: bool = False
 
   @property
   def name(self) -> str:

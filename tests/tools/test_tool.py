@@ -6,10 +6,12 @@ import jsonschema
 import pytest
 from pydantic import Field
 
+from configs import base
 from jaxsearch import tools
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.requests import Call, RunPython, Search, ToolFailure, Tools
+from jaxsearch.setup import open_tools
 from jaxsearch.tools import index_build, tool
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.index import Index
@@ -129,6 +131,10 @@ def test_a_back_end_that_opens_nothing_fails(node):
 
   with pytest.raises(LookupError, match='opens no documents'):
     said('open', node, {'document': '7'}, Web())
+  config = base.get_config()
+  config.tools, config.search.backend, config.search.url = ('search', 'find'), 'http', 'http://127.0.0.1:9'
+  with pytest.raises(ValueError, match="tools: 'find' opens documents, which search.backend='http' does not"):
+    open_tools(config)
 
 
 def test_a_tool_of_your_own(node):
