@@ -11,7 +11,6 @@ stands in a passage that is about the question. All is a function of the files a
 
 import collections
 import dataclasses
-import functools
 import itertools
 import json
 import math
@@ -29,10 +28,11 @@ from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.data.sources import load_corpus
 from jaxsearch.files import write_whole
+from jaxsearch.methods.actions import written
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.training import row_files
-from jaxsearch.trees import grammar, templates
+from jaxsearch.trees.grammars import Called, Tagged
 from recipes import wiki_lookups as lookups
 
 Search = Callable[[str], list[Document]]
@@ -61,18 +61,17 @@ class Chain:
     return max(self.lengths(tokenizer, 'policy')) <= most and sum(self.lengths(tokenizer)) <= room
 
 
-def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Sequence[str],
-                most: int) -> Chain | None:
+def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, speech: Tagged, most: int) -> Chain | None:
   """The chain of a question by its steps; None if it would take more than `most` searches or does not find a
   passage."""
   question, missing = lookup.question, list(lookup.steps)
   chain, seen, thought = Chain(question, [{'role': 'prompt', 'text': prompt}]), set(), []
-  query, safe = question.question, functools.partial(grammar.neutralise, special_tokens=special)
+  query, safe = question.question, speech.safe
   while chain.searches < most:
     think = ' '.join(thought) or 'Search for the question.'
-    chain.add('policy', f'<think> {safe(think)} </think>\n<search> {safe(query)} </search>')
-    documents = search(query)
-    chain.add('observation', grammar.information(documents, special))
+    chain.add('policy', speech.retell(f'<think> {safe(think)} </think>\n<search> {safe(query)} </search>'))
+    documents, call = search(query), Called('search', {'query': query})
+    chain.add('observation', speech.observe(None, [(call, written(speech, call, [documents]))]))
     chain.searches += 1
     seen |= {document.id for document in documents}
     if query != question.question and missing[0].passage not in seen:
@@ -83,7 +82,7 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, special: Se
     if not missing:
       think = ' '.join([*thought, *filter(None, [lookup.conclusion])])
       answer = safe(question.golden_answers[0])
-      chain.add('policy', f'<think> {safe(think)} </think>\n<answer> {answer} </answer>')
+      chain.add('policy', speech.retell(f'<think> {safe(think)} </think>\n<answer> {answer} </answer>'))
       return chain
     query = missing[0].query
     if not thought:
@@ -144,6 +143,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   out, settings = pathlib.Path(out), config.search
   documents = load_corpus(config.data.corpus)
   tokenizer = setup.load_tokenizer(config)
+  speech = setup.open_grammar(config, tokenizer)
   exchanged = lookups.exchange(documents, config.seed, settings.words)
   passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in exchanged]
   lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
@@ -165,9 +165,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   def chains_of(kind: str, asked: Iterable[lookups.Lookup], search: Search) -> Iterator[Chain]:
     for lookup in asked:
       tried[kind] += 1
-      asked = grammar.neutralise(lookup.question.question, tokenizer.special_tokens)
-      prompt = templates.prompt(asked, config.grow.template, tokenizer if config.grow.chat else None)
-      chain = write_chain(lookup, search, prompt, tokenizer.special_tokens, config.grow.max_turns)
+      prompt = speech.prompt(lookup.question.question, config.grow.template, config.grow.chat)
+      chain = write_chain(lookup, search, prompt, speech, config.grow.max_turns)
       if chain and chain.fits(tokenizer, config.grow.max_tokens, config.sampler.length):
         found[kind] += 1
         yield chain

@@ -11,7 +11,7 @@ from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Growth, Search, ToolFailure
 from jaxsearch.tools.calls import ToolCall, is_documents
 from jaxsearch.trees import grammar
-from jaxsearch.trees.grammars import Called, Malformed
+from jaxsearch.trees.grammars import Called, Malformed, Tagged
 from jaxsearch.trees.tree import Node, Stop, Tree
 
 NO_ROOM = (Stop.CONTEXT_FULL, Stop.DEADLINE)
@@ -64,7 +64,7 @@ def search(actions: Sequence[Action], tree: Tree) -> Growth[None]:
     for documents in filter(is_documents, given):
       action.node.data['documents'] = [*action.node.data.get('documents', ()), *documents]
       action.found += bool(documents)
-    results[action.node].append((call, _written(tree, call, given)))
+    results[action.node].append((call, written(tree.grammar, call, given)))
   for action in actions:
     action.observation = tree.grammar.observe(action.node, results[action.node])
 
@@ -76,18 +76,18 @@ def _requests(node: Node, call: Called | Malformed) -> Sequence[ToolCall]:
   observe = lambda text: node.tree.grammar.observe(node, [(call, text)])
   if tool := node.tree.grammar.tools.get(call.name):
     return tool.requests(node, call.arguments, lambda text: observe(node.tree.grammar.safe(text)))
-  show = lambda documents: observe(_written(node.tree, call, [documents]))
+  show = lambda documents: observe(written(node.tree.grammar, call, [documents]))
   return [Search(node, call.arguments['query'], show=show)]
 
 
-def _written(tree: Tree, call: Called, replies: Sequence[Any]) -> str:
-  """Writes the replies to a call, inert."""
-  if tool := tree.grammar.tools.get(call.name):
-    return tree.grammar.safe(tool.result(replies))
+def written(speech: Tagged, call: Called, replies: Sequence[Any]) -> str:
+  """Writes the replies to a call in a grammar, inert."""
+  if tool := speech.tools.get(call.name):
+    return speech.safe(tool.result(replies))
   (reply,) = replies
   if isinstance(reply, ToolFailure):
-    return f'The search failed: {tree.grammar.safe(reply.reason.strip())}\n'
-  return grammar.listed(reply, tree.grammar.safe) or grammar.NOTHING
+    return f'The search failed: {speech.safe(reply.reason.strip())}\n'
+  return grammar.listed(reply, speech.safe) or grammar.NOTHING
 
 
 def count_malformed(tree: Tree, call: Malformed) -> None:

@@ -40,11 +40,12 @@ def open_demonstrations(config: ConfigDict, tokenizer) -> tuple[int, Callable[[i
     forest = read_demonstrations(name, tokenizer)
     # A new tree each time: a batch at the end of an epoch may have the same demonstration twice.
     return len(forest), lambda index: Tree.from_json(forest[index].to_json(), tokenizer, None)
-  gold_example = registry.find('demonstrations', source)
+  gold_example, speech = registry.find('demonstrations', source), setup.open_grammar(config, tokenizer)
   questions = setup.load_questions(config, name)
 
   def gold(index: int) -> Tree:
-    return demonstration(*gold_example(questions[index], tokenizer, config.grow.template), tokenizer)
+    return demonstration(*gold_example(questions[index], tokenizer, config.grow.template, speech),
+                         tokenizer)
 
   return len(questions), gold
 

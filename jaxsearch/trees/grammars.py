@@ -79,9 +79,13 @@ class Tagged:
     return Reading(' '.join(thoughts), [Called('search', {'query': query})] if query else calls, answer)
 
   def observe(self, node: Any, results: Sequence[tuple[Called | Malformed, str]]) -> str:
-    """Writes what follows a policy span: its calls with what each gave, which is inert."""
+    """Writes what follows a policy span, of a demonstration None: its calls with what each gave, inert."""
     return ''.join(call.message if isinstance(call, Malformed) else grammar.observation(text, self.tags)
                    for call, text in results)
+
+  def retell(self, text: str) -> str:
+    """Writes a turn of a demonstration, which is in Search-R1's tags, as the policy would."""
+    return text
 
   def is_turn(self, node: Any, action: str) -> bool:
     """Tells whether a span is a well-formed turn that ends in a 'search' or an 'answer'."""

@@ -230,7 +230,7 @@ class Native(Tagged):
 
   def closed(self, node: Any) -> bool:
     """Tells whether a span ended its turn."""
-    return bool(node.tokens) and node.tokens[-1] in self._ends
+    return node is None or (bool(node.tokens) and node.tokens[-1] in self._ends)
 
   def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
     """Writes the prompt of a question, neutralised, and the tools: in words where the template drops them."""
@@ -293,6 +293,15 @@ class Native(Tagged):
 
   def recall(self, node: Any, context: str) -> str:
     return self.observe(node, [(EMPTY, f'<context>{self.safe(context)}</context>')])
+
+  def retell(self, text: str) -> str:
+    found = {element.name: element.content for element in grammar.elements(text)}
+    if 'answer' in found:
+      said = f'<answer> {found["answer"]} </answer>'
+    else:
+      said = self.family.write('search', {'query': found['search']})
+    thought = found.get('think', '') if 'answer' in found or self.family.result else ''  # Llama calls alone
+    return f'{thought}\n{said}'.lstrip() + self.frames.end
 
   def is_turn(self, node: Any, action: str) -> bool:
     """Tells whether a turn has well-formed calls alone, or an 'answer' in tags or by a call."""

@@ -1,8 +1,9 @@
 """Gold chains: for a question of the embedded world every search that it needs, then the right answer.
 
 A chain is a list of spans `(role, text)`, role `'policy'` or `'observation'`. An observation holds the query,
-as an agent would send it, until `encode_chain` puts in what the search returns. The grammar is Search-R1's,
-the spans are short: a thought states what was found, in the words of the document, then what is sought next.
+as an agent would send it, until `encode_chain` puts in what the search returns. The tags are Search-R1's, and
+another grammar retells them. Spans are short: a thought states what was found, in the words of the document,
+then what is sought next.
 """
 
 import functools
@@ -10,8 +11,9 @@ from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
+from jaxsearch.methods.actions import written
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.trees import grammar, templates
+from jaxsearch.trees.grammars import Called, Tagged
 from jaxsearch.world import files as world
 from jaxsearch.world.facts import ATTRIBUTES, sentence
 
@@ -21,9 +23,10 @@ Spans = list[tuple[str, str]]
 Example = tuple[list[int], list[bool]]  # token ids, and which of them are learned
 
 
-def gold_example(question: Question, tokenizer, template: str = 'world') -> Example:
+def gold_example(question: Question, tokenizer, template: str = 'world',
+                 speech: Tagged | None = None) -> Example:
   """Returns the gold chain of a question as token ids; its observations show what search returns."""
-  return encode_chain(tokenizer, question, full_chain(question), template=template)
+  return encode_chain(tokenizer, question, full_chain(question), template=template, speech=speech)
 
 
 def full_chain(question: Question) -> Spans:
@@ -82,16 +85,20 @@ _index = functools.cache(lambda: BM25(world.corpus()))
 
 def encode_chain(tokenizer, question: Question, spans: Spans,
                  results: dict[str, list[Document]] | None = None, *, template: str = 'world',
-                 tags: grammar.Tags = grammar.SEARCH_R1) -> Example:
+                 speech: Tagged | None = None) -> Example:
   """Tokenises a chain behind its prompt, policy spans learned.
 
-  Observations show `results` (query -> documents) or search itself.
+  Observations show `results` (query -> documents) or search itself. `speech` is the grammar, by default that
+  of Search-R1's tags.
   """
-  texts = [(templates.prompt(question.question, template), False)]
+  speech = speech or Tagged(tokenizer)
+  texts = [(speech.prompt(question.question, template, False), False)]
   for role, text in spans:
-    if role != 'policy':  # it holds the query
-      found = results[text] if results else search(text)
-      text = grammar.information(found, tokenizer.special_tokens, tags)
+    if role == 'policy':
+      text = speech.retell(text)
+    else:  # it holds the query
+      found, call = results[text] if results else search(text), Called('search', {'query': text})
+      text = speech.observe(None, [(call, written(speech, call, [found]))])
     texts.append((text, role == 'policy'))
   return encode(tokenizer, texts)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.trees import grammar, templates
+from jaxsearch.trees import grammar, grammars, templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import (
   TOPK,  # fmt: skip
@@ -161,7 +161,8 @@ def undecided(tokenizer, rng: random.Random, *, shares: tuple[float, float], evi
   if u >= shares[0]:
     box = f'<original_evidence> {stated(rng.choice((steps, [rng.choice(steps)])))}</original_evidence>'
     spans = [*spans[:-1], ('policy', spans[-1][1].replace('<answer>', f'{box}<answer>'))]
-  return encode_chain(tokenizer, question, spans, template='world_evidence', tags=grammar.R_SEARCH)
+  return encode_chain(tokenizer, question, spans, template='world_evidence',
+                      speech=grammars.of_tags(tokenizer, grammar.R_SEARCH))
 
 
 def reviewed(tokenizer, rng: random.Random, *, shares: tuple[float, float], noise: float) -> Example:

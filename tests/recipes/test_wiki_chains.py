@@ -14,9 +14,11 @@ from jaxsearch.setup import tokenizer_path
 from jaxsearch.tools.bm25 import BM25
 from jaxsearch.training import sft
 from jaxsearch.trees import grammar
+from jaxsearch.trees.grammars import Tagged
 from jaxsearch.trees.tree import Role, Tree
 from recipes import wiki_chains as chains
 from recipes import wiki_lookups as lookups
+from tests.methods.driving import Letters
 from tests.recipes.test_wiki_lookups import DOCUMENTS
 
 ONE = Document('1', 'Red Sun', 'Red Sun is a film by Ann Lee.')
@@ -37,7 +39,7 @@ FIRST, AGAIN = 'Search for the question.', 'There is nothing about Red Sun. Sear
 def test_a_chain_searches_until_it_has_seen_every_passage(results, thoughts):
   asked, queries = [], list(results)
   lookup = lookups.Lookup(QUESTION, STEPS)
-  chain = chains.write_chain(lookup, lambda query: asked.append(query) or results[query], 'PROMPT', (), 3)
+  chain = chains.write_chain(lookup, lambda query: asked.append(query) or results[query], 'PROMPT', Tagged(Letters()), 3)
   assert asked == queries and chain.searches == len(queries)
   texts = lambda role: [span['text'] for span in chain.spans if span['role'] == role]
   written = texts('policy')
@@ -53,7 +55,7 @@ def test_a_chain_searches_until_it_has_seen_every_passage(results, thoughts):
   ({ASKED: [OTHER], 'Red Sun': [OTHER]}, 3), ({ASKED: [OTHER], 'Red Sun': [ONE], 'Ann Lee': [TWO]}, 2)])
 def test_no_chain_where_a_passage_is_not_found_or_searches_run_out(results, searches):
   lookup = lookups.Lookup(QUESTION, STEPS)
-  assert chains.write_chain(lookup, results.__getitem__, '', (), searches) is None
+  assert chains.write_chain(lookup, results.__getitem__, '', Tagged(Letters()), searches) is None
 
 
 TWO_MORE = Document('900', 'Zwickau loaves',

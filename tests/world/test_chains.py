@@ -1,12 +1,18 @@
 """Gold chains: every step searched, in the grammar of Search-R1, then the right answer."""
 
+import itertools
 import random
 import re
 
+import pytest
+
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.trees import grammar, templates
+from jaxsearch.tools import find_tool
+from jaxsearch.trees import grammar, native, templates
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
+from tests.trees.speaking import SMALL, small
 
 TOKENIZER = Tokenizer.load(world.folder())
 
@@ -43,3 +49,24 @@ def test_observations_hold_what_was_found():
   block = f'\n<information>Doc 1(Title: Spain) {country.text}\n</information>\n'
   prompt = templates.prompt(question.question, 'world')
   assert TOKENIZER.decode(ids) == f'{prompt}x{block}' and sum(learned) == 1
+
+
+@pytest.mark.parametrize('family', SMALL)
+def test_another_grammar_retells_a_chain(family):
+  question = next(q for q in world.questions('warm') if q.metadata['kind'] == 'city.country.capital')
+  tokenizer = small(family)
+  speech = native.open_grammar(tokenizer, grammar.SEARCH_R1, {'search': find_tool('search')}, grammar=family)
+  tokens = iter(zip(*chains.gold_example(question, tokenizer, 'world', speech)))
+  read = []
+  for learned, span in itertools.groupby(tokens, lambda token: token[1]):
+    ids = [token for token, _ in span]
+    if learned:
+      node = Tree(tokenizer, grammar=speech).root.append(ids, Role.POLICY)
+      assert speech.closed(node)
+      read.append(speech.read(node))
+    else:
+      text = tokenizer.decode(ids)
+      assert '<information>' not in text and text.endswith(speech.frames.user[1])
+  queries = [step['query'] for step in question.metadata['steps']]
+  assert [call.arguments['query'] for reading in read for call in reading.calls] == queries
+  assert read[-1].answer == question.golden_answers[0] and 'It has the capital' in read[-1].thinking
