@@ -18,9 +18,15 @@ def judge(items: Sequence[Item]) -> list[Score]:
   return [_score(item) for item in items]
 
 
+def _titled(text: str, title: str) -> bool:
+  """Tells whether a text shows a document with this title, in tags or as the result of a tool, JSON too."""
+  around = ('(Title: ', ')'), ('] ', '\n'), ('] ', r'\n')
+  return any(f'{before}{title}{after}' in text for before, after in around)
+
+
 def _shown(text: str, step: dict) -> bool:
   """Tells whether a text shows the document that a step needs."""
-  return f'(Title: {step["query"]})' in text
+  return _titled(text, step['query'])
 
 
 def _score(item: Item) -> int:
@@ -45,4 +51,4 @@ def _score(item: Item) -> int:
   if coming is not None and query == normalize_answer(coming['query']) and _shown(item.documents, coming):
     return 1
   gold = {normalize_answer(step['query']) for step in steps}
-  return 0 if query in gold and f'(Title: {item.query})' not in item.context else -1
+  return 0 if query in gold and not _titled(item.context, item.query) else -1

@@ -1,8 +1,10 @@
 """The judge that knows the gold chains."""
 
+import json
 import re
 
 from jaxsearch.rewards.judge import Answer, Collections, Query, Thinking
+from jaxsearch.tools.tool import listed
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import full_chain, search
@@ -43,3 +45,11 @@ def test_useful_collections_are_counted_once():
   first, second = SPANS[1], SPANS[3]
   assert judge([Collections(QUESTION, (first, first, 'noise', second)),
                 Collections(QUESTION, ('noise',)), Collections(QUESTION, ())]) == [2, 0, 0]
+
+
+def test_it_knows_documents_as_tools_show_them():
+  found = listed(search(STEPS[0]['query']))
+  for shown in found, json.dumps(found):
+    asked = Query(QUESTION, '', '', STEPS[0]['query'], shown)
+    assert judge([asked, Query(QUESTION, shown, '', STEPS[1]['query'], listed(search(STEPS[1]['query'])))]) == [1, 1]
+    assert judge([Query(QUESTION, shown, '', STEPS[0]['query'], shown)]) == [-1]
