@@ -163,17 +163,6 @@ def test_faults_name_file_record_and_key(tmp_path, source, key, value, reason):
   assert str(error.value).startswith(f'{path}:{last}: ' if source in LINES else f'{path}: record {last}: ')
 
 
-@pytest.mark.parametrize('source', ['musique', 'finqa'])  # lines, an array
-@pytest.mark.parametrize(('data', 'reason'), [
-  (b'', 'no questions'), (b'{', 'bad JSON'), (b'["\xff"]', 'not UTF-8'), (b'[1]', 'expected a JSON object')])
-def test_files_that_are_not_in_the_format(tmp_path, source, data, reason):
-  path = tmp_path / 'file'
-  path.write_bytes(data)
-  with pytest.raises(DataError, match=reason) as error:
-    benchmarks.read_questions(source, path)
-  assert str(error.value).startswith(f'{path}:')
-
-
 def test_passages_once_and_in_order(passages):
   assert passages('hotpotqa', HOTPOTQA) == [
     Document('hotpotqa_0', 'Ada Moor', 'Ada Moor is a Welsh director. She lives in Bangor.'),

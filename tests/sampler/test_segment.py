@@ -79,6 +79,8 @@ def test_a_token_of_probability_0_is_never_drawn_where_rounding_makes_room_for_i
   vocab, found = 152_064, []
   place = jax.jit(lambda scores: jnp.sum(jnp.exp(scores - jnp.max(scores)).reshape(-1, segment.BLOCK), axis=-1))
   for seed in range(40):
+    if len(found) > 7:
+      break
     rng = np.random.default_rng(seed)
     scores = np.full(vocab, -np.inf, np.float32)
     scores[rng.choice(vocab, 300, replace=False)] = rng.normal(size=300) * 3

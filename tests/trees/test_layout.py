@@ -221,18 +221,6 @@ def test_every_branch_has_the_logprobs_of_its_path_run_alone(forest, share_train
   assert_exact(forest, rows)
 
 
-def test_exactness_would_notice_a_wrong_mask_or_position():
-  tree = chain(5, 6)
-  tree.root.children[0].append([3, 1, 4, 1, 5], Role.POLICY)
-  rows = lay_out([tree], LENGTH, pad_id=PAD)
-  assert_exact([tree], rows)
-  right = logprobs_on_rows(rows)
-  index = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), rows.tokens.shape)
-  for wrong in (dict(visible_until=np.full_like(index, LENGTH)), dict(positions=index)):
-    changed = logprobs_on_rows(rows, **wrong)
-    assert max(abs(changed[place] - right[place]) for place in right) > 1e-2
-
-
 def test_a_trie_larger_than_a_row_is_split_at_a_branch():
   tree = chain(10)
   for sibling in range(4):
@@ -253,16 +241,6 @@ def test_packing_is_first_fit_decreasing():
   assert pack([4, 4, 4, 4], 8) == [[0, 1], [2, 3]]
   assert pack([0, 6, 0], 8) == [[1]]
   assert pack([], 8) == []
-
-
-def test_realistic_batches_fill_their_rows():
-  """Search agents: a prompt, then up to four turns of thought and observation, the last one unobserved."""
-  rng, forest = np.random.default_rng(0), []
-  for _ in range(320):
-    turns = rng.integers(1, 5)
-    spans = np.stack([rng.integers(20, 200, turns), rng.integers(200, 500, turns)], axis=1).ravel()
-    forest.append(chain(rng.integers(100, 160), *spans[:-1]))
-  assert lay_out(forest, 4096, pad_id=PAD).fill > 0.9
 
 
 def test_nothing_to_lay_out_is_a_row_of_padding():
