@@ -72,7 +72,7 @@ def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) ->
     params = jax.tree.map(lambda x: x.astype(param_dtype), params)
     return dataclasses.replace(model_config, dtype=dtype), params
   decoder = hub.load(path, dtype, param_dtype=param_dtype, mesh=mesh)
-  hub.check_finite(decoder.params, name)
+  transfer.check_finite(decoder.params, name)
   return decoder.config, decoder.params
 
 
@@ -111,7 +111,7 @@ def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: Mesh
   model_config, base = load_policy(config, mesh)
   hub.check_base(run, hub.fingerprint(base), config.model)
   params = merger(config, model_config, mesh)(base, adapter)
-  hub.check_finite(params, f'{config.model} with its adapter')
+  transfer.check_finite(params, f'{config.model} with its adapter')
   return params
 
 

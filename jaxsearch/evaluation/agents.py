@@ -12,7 +12,7 @@ from jaxsearch.methods import find_method
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel import memory
+from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
@@ -43,7 +43,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
     return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])
   if checkpoint:
     decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
-    hub.check_finite(decoder.params, checkpoint)
+    transfer.check_finite(decoder.params, checkpoint)
     tokenizer = Tokenizer.load(config.tokenizer or checkpoint)
     return Policy(decoder.config, decoder.params, tokenizer, run.get('step'))
   model_config, params = setup.load_policy(config, _one_device())

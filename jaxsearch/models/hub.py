@@ -27,7 +27,7 @@ from jaxsearch.models.lora import adapter_shapes
 from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings
-from jaxsearch.parallel.transfer import whole
+from jaxsearch.parallel.transfer import check_finite, whole
 
 RUN = 'jaxsearch.json'  # what `save` and `save_adapter` were given as `run`
 ADAPTER = 'adapter.safetensors'
@@ -111,21 +111,6 @@ def read_params(tensors: Tensors, files: Mapping[str, InFile], shapes: dict, dty
 
   is_shape = lambda x: isinstance(x, tuple)
   return jax.tree.map_with_path(read, shapes, *([] if placed is None else [placed]), is_leaf=is_shape)
-
-
-class NotFinite(ValueError):
-  """Parameters with values that are not finite; the message names the first."""
-
-
-def check_finite(params: Any, name: object) -> None:
-  """Raises NotFinite where `params`, those of `name`, have values that are not; all processes call it."""
-  for path, finite in jax.tree.leaves_with_path(jax.device_get(_finite(params))):
-    if not finite:
-      where = jax.tree_util.keystr(path, simple=True, separator='/')
-      raise NotFinite(f'{name}: {where} has values that are not finite')
-
-
-_finite = jax.jit(lambda params: jax.tree.map(lambda x: jnp.isfinite(x).all(), params))
 
 
 def fingerprint(params: dict) -> list[float]:

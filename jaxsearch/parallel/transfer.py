@@ -1,5 +1,7 @@
 """Moves data while a run goes on: arrays onto the mesh and home, JSON and arrays from process to process.
 
+What is saved or loaded passes `check_finite`.
+
 Processes talk through the key-value store of `jax.distributed`: no device takes part, so others may use them
 meanwhile.
 """
@@ -15,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax._src import distributed  # no public name
 from jax.experimental import multihost_utils
@@ -207,3 +210,18 @@ def pass_on(items: Iterable[Any], moves: Sequence[tuple[int, int]]) -> list[Any]
         arrived.append(_unpacked(store().blocking_key_value_get_bytes(name, PATIENCE * 1000)))
       store().key_value_delete(name)
   return arrived
+
+
+class NotFinite(ValueError):
+  """Parameters with values that are not finite; the message names the first."""
+
+
+def check_finite(params: Any, name: object) -> None:
+  """Raises NotFinite where `params`, those of `name`, have values that are not; all processes call it."""
+  for path, finite in jax.tree.leaves_with_path(jax.device_get(_finite(params))):
+    if not finite:
+      where = jax.tree_util.keystr(path, simple=True, separator='/')
+      raise NotFinite(f'{name}: {where} has values that are not finite')
+
+
+_finite = jax.jit(lambda params: jax.tree.map(lambda x: jnp.isfinite(x).all(), params))

@@ -29,7 +29,6 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
-from jaxsearch.models.hub import check_finite
 from jaxsearch.parallel import transfer
 from jaxsearch.training.bucket import place
 from jaxsearch.training.state import TrainState
@@ -78,7 +77,7 @@ def save(manager: Store, step: int, state: TrainState, host: dict[str, Any]) -> 
     OSError: the disk is full, or the like, now or in the save before; the message names the folder.
   """
   arrays, path = dict(vars(state)), manager.directory / str(step)
-  check_finite(arrays, path)
+  transfer.check_finite(arrays, path)
   dtype = jax.tree.leaves(state.params)[0].dtype.name
   params = arrays.pop('params')
   with _writing(path):
@@ -105,7 +104,7 @@ def restore(manager: Store, step: int, like: TrainState) -> TrainState:
 def restore_params(manager: Store, step: int, like: dict) -> dict:
   """Reads the parameters alone, like these ShapeDtypeStructs; NotFinite if one has a value that is not."""
   params = _restore(manager, step, params=ocp.args.StandardRestore(like)).params
-  check_finite(params, manager.directory / str(step))
+  transfer.check_finite(params, manager.directory / str(step))
   return params
 
 

@@ -37,7 +37,6 @@ from ml_collections import ConfigDict
 from jaxsearch import registry, setup
 from jaxsearch.config_check import fields, to_saved
 from jaxsearch.files import write_whole
-from jaxsearch.models.hub import NotFinite
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
@@ -124,7 +123,8 @@ class RunFolder(contextlib.ExitStack):
       if self.config.progress:
         self._show = metrics.step_lines(total, self._shown, self.say)
     signals = [signal.SIGTERM, signal.SIGINT]
-    if meshes.notices_preemption():
+    self._noticed = meshes.notices_preemption()
+    if self._noticed:
       signals.remove(signal.SIGTERM)  # JAX takes it
       # Where JAX would stop for a notice that came before this line.
       if multihost_utils.reached_preemption_sync_point(1):
@@ -177,7 +177,7 @@ class RunFolder(contextlib.ExitStack):
     self._show(row)
     self._check_limits(step, row)
     stop = max(transfer.gather_objects(self._signal))  # of any process: all must exit after the same step
-    if meshes.notices_preemption() and multihost_utils.reached_preemption_sync_point(step):
+    if self._noticed and multihost_utils.reached_preemption_sync_point(step):
       stop = signal.SIGTERM
     start, last = time.perf_counter(), bool(stop) or step == self.config.steps
     if last or step % self.config.checkpoint_every == 0:
@@ -215,7 +215,7 @@ class RunFolder(contextlib.ExitStack):
     if error is not None and memory.ran_out(error):
       named = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
       raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume') from error
-    if self._started and isinstance(error, NotFinite):
+    if self._started and isinstance(error, transfer.NotFinite):
       raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
     if self._started and isinstance(error, OSError):
       what = f'{error.filename}: {error.strerror}' if error.filename else error

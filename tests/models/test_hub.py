@@ -15,6 +15,7 @@ from jaxsearch import models, registry
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import Decoder, hidden_states
+from jaxsearch.parallel import transfer
 from jaxsearch.parallel.mesh import make_mesh, shardings
 
 SIZES = dict(
@@ -187,7 +188,7 @@ def test_what_is_not_finite_is_not_saved(make_checkpoint, tmp_path):
   model = models.load(make_checkpoint('qwen3')[0])
   layers = model.params['layers'] | {'gate': model.params['layers']['gate'].at[1, 2, 3].set(jnp.nan)}
   model = Decoder(model.config, params=model.params | {'layers': layers})
-  with pytest.raises(hub.NotFinite, match=r'out: layers/gate has values that are not finite$'):
+  with pytest.raises(transfer.NotFinite, match=r'out: layers/gate has values that are not finite$'):
     models.save(model, tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
 
