@@ -13,7 +13,7 @@ from typing import Any
 from jaxsearch.tools.calls import Call, one_line
 from jaxsearch.tools.http_client import event_loop, parse_url, secret_from_env
 from jaxsearch.tools.tool import Show, Tool
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, native
 from jaxsearch.trees.tree import Node
 
 try:
@@ -27,6 +27,7 @@ except ImportError as error:
 
 TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
 START = 60.0  # seconds
+TAGS = grammar.Tags(others=native.FAMILIES['hermes'].tags)
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for servers with an address
 
 
@@ -84,7 +85,7 @@ class McpServer:
       query = json.dumps(arguments, ensure_ascii=False)
       return [Call(lambda _: self.call(name, arguments), node, name, query, show)]
 
-    tool = Tool(json.loads(grammar.neutralise(written, grammar.CONTROL)), check, serve)
+    tool = Tool(json.loads(grammar.neutralise(written, grammar.CONTROL, TAGS)), check, serve)
     return tool
 
   def call(self, name: str, arguments: Mapping[str, Any]) -> str:
@@ -96,14 +97,21 @@ class McpServer:
 
   def close(self) -> None:
     """Ends the connection, and the process of a command."""
-    if self._session:
-      self._loop.call_soon_threadsafe(self._session.cancel)
-    self._session = None
+    self._drop(self._session)
+
+  def _drop(self, connection: asyncio.Task | None) -> None:
+    if connection and connection is self._session:
+      self._loop.call_soon_threadsafe(connection.cancel)
+      self._session = None
 
   def _ask(self, request: Callable[[mcp.Client], Coroutine]) -> Any:
     """Returns the reply to a request, within the time-out."""
+    used = None  # the connection: another call may have opened a new one by the time this one fails
+
     async def reply() -> Any:
+      nonlocal used
       client = await asyncio.wait_for(self._connected(), max(START, self._timeout))
+      used = self._session
       return await asyncio.wait_for(request(client), self._timeout)
 
     try:
@@ -113,10 +121,10 @@ class McpServer:
     except mcp.MCPError as error:
       faults = {CONNECTION_CLOSED: 'connection', REQUEST_TIMEOUT: 'timeout'}
       if error.code == CONNECTION_CLOSED:
-        self.close()  # the next request opens another
+        self._drop(used)  # the next request opens another
       raise McpError(self.name, error.message, faults.get(error.code, 'refused')) from error
     except (OSError, ExceptionGroup) as error:
-      self.close()
+      self._drop(used)
       raise McpError(self.name, error, 'connection') from error
 
   async def _connected(self) -> mcp.Client:

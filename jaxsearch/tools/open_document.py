@@ -1,4 +1,4 @@
-"""The tool `open`: a document of the corpus, by its id or title, in windows of numbered lines.
+"""The tool `open`: a document of the corpus, by its id or title, in windows of lines.
 
 Calls share no state: each names document and line, so that several of one turn can run at the same time.
 """

@@ -101,8 +101,3 @@ def listed(documents: Sequence[Any]) -> str:
   """Writes documents with their ids, by which they can be opened and cited."""
   texts = (f'[{one.id}] {one.title.strip()}'.strip() + f'\n{one.text.strip()}' for one in documents)
   return '\n\n'.join(texts) or NOTHING
-
-
-def unknown(name: str, tools: Mapping[str, Tool]) -> str:
-  """Returns what the policy is told that called a tool which it does not have."""
-  return f'There is no tool {name!r:.100}. The tools are {", ".join(tool.usage for tool in tools.values())}.'

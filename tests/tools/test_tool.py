@@ -65,7 +65,6 @@ def test_arguments_that_do_not_fit_are_said(name, arguments, wrong, node):
   with pytest.raises(ValueError) as error:
     OFFERED[name].requests(node, arguments)
   assert wrong in str(error.value)
-  assert 'search(query), open(document, line?)' in tool.unknown('serch', OFFERED)
 
 
 def test_numbers_and_texts_are_read_as_the_schema_has_them(node):
