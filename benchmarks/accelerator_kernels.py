@@ -112,22 +112,22 @@ def decode_kernel(config, slots: int, length: int, gbytes: float) -> dict:
   q, keys, values = normal(0, slots, 1, H, h), normal(1, slots, 1, K, h), normal(2, slots, 1, K, h)
   multiple = PAGE * paged_attention.MULTIPLE
   pages = -(-length // multiple) * paged_attention.MULTIPLE
-  width = paged_attention.padded(kernel or 'gpu', h)
-  cache = tuple(jnp.pad(normal(3 + i, K, slots * pages + 1, PAGE, h), [(0, 0)] * 3 + [(0, width - h)])
-                for i in range(2))
+  parts = [normal(3 + i, K, slots * pages + 1, PAGE, h) for i in range(2)]
+  cache = paged_attention.arranged(kernel or 'gpu', *parts)
   table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
   lengths = np.linspace(0, length - 1, slots).astype(np.int32)
 
   @jax.jit
-  def dense(q, keys, values, cache):
-    wide = jax.tree.map(lambda x: x.astype(jnp.float32), (q, keys, values, cache))
+  def dense(*arrays):
+    wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
     with jax.default_matmul_precision('highest'):
       return attend_to_pages(*wide, lengths, table)[0]
 
-  expected = dense(q, keys, values, cache)
+  expected = dense(q, keys, values, parts)
   found, after = jax.jit(attend)(q, keys, values, cache, lengths, table)
   there = np.take_along_axis(table, lengths[:, None] // PAGE, axis=1)[:, 0], lengths % PAGE
-  new = jnp.moveaxis(after[0][:, *there, :h], 0, 1)[:, None]
+  new = jnp.moveaxis(after[0][:, *there, :, :h] if len(after) == 1 else after[0][:, *there, :h], 0, 1)
+  new = new.reshape(slots, 1, -1, h)[:, :, ::2 // len(after)][:, :, :K]  # in one array values follow keys
   errors = within(differences(result=(found, expected), written=(new, keys)))
 
   @functools.partial(jax.jit, donate_argnums=0)

@@ -48,7 +48,7 @@ class Playback:
 
   def __init__(self, scripts):
     self.scripts, self.seconds, self.starts = scripts, 0.0, {}
-    segment.prefill = lambda config, params, pool, *arrays, mesh: (pool, None)
+    segment.prefill = lambda config, params, pool, *arrays, **_: (pool, None)
     segment.copy = lambda pool, *arrays, mesh: pool
     segment.draws = lambda key, episodes, requests, lengths, steps: np.zeros((len(lengths), steps))
     segment.decode = self.decode

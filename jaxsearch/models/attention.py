@@ -130,16 +130,21 @@ def append(pool, k, v, starts, table):
   to page 0, in which nothing is kept.
   """
   page, width = pool[0].shape[2:]
-  places = starts[:, None] + jnp.arange(k.shape[1])
-  numbers = jnp.take_along_axis(table, jnp.minimum(places // page, table.shape[1] - 1), axis=1)
-  numbers = jnp.where(places < table.shape[1] * page, numbers, 0)
+  places = entries(starts, k.shape[1], table, page)
 
   def write(part, new):
     new = jnp.pad(new, [(0, 0)] * 3 + [(0, width - new.shape[-1])])
     heads = jnp.arange(part.shape[0])[:, None, None]  # indexed: else TPUs lay the pool out anew, and copy it
-    return part.at[heads, numbers, places % page].set(jnp.moveaxis(new, 2, 0).astype(part.dtype))
+    return part.at[heads, *places].set(jnp.moveaxis(new, 2, 0).astype(part.dtype))
 
   return write(pool[0], k), write(pool[1], v)
+
+
+def entries(starts, n: int, table, page: int):
+  """Returns (pages, entries in them), each [S,n], of the n tokens behind `starts` [S], see `append`."""
+  places = starts[:, None] + jnp.arange(n)
+  numbers = jnp.take_along_axis(table, jnp.minimum(places // page, table.shape[1] - 1), axis=1)
+  return jnp.where(places < table.shape[1] * page, numbers, 0), places % page
 
 
 def read_pages(pool, table, head_dim: int):

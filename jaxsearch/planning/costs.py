@@ -58,7 +58,7 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
     read, written = (list(map(_size, variables)) for variables in (equation.invars, equation.outvars))
     if (kernel := params.get('cost_estimate')) is not None:
       once[:2] += kernel.flops, kernel.bytes_accessed
-    elif params.get('name') == paged_attention.NAME:
+    elif params.get('name') in paged_attention.NAMES:
       flops, moved = paged_attention.cost(*(variable.aval for variable in equation.invars))
       once += flops, moved, moved
     elif name == 'pallas_call' and (

@@ -110,7 +110,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   hosts = len(devices) // len(host)
   engine = setup.open_engine(config, model, TOKENIZER, meshes.make_mesh(devices=host))
   sampler, weights, cache = engine.largest_programs()
-  _, pages, page, _ = cache[0][0][0].shape
+  pages, page = cache[0][0][0].shape[1:3]
   programs |= {name: Program(*program) for name, program in sampler.items()}
   if sampler['decode'][2]['kernel']:
     programs['decode'] = dataclasses.replace(programs['decode'], steps=engine.segment_steps)

@@ -237,7 +237,7 @@ class Device:
     arrays = self.put((tokens, starts, table, *scored))
     with transfer.issuing():
       self._cache, logprobs = segment.prefill(self.config, self._params, self._cache, *arrays,
-                                              mesh=self._mesh)
+                                              mesh=self._mesh, kernel=self._kernel)
     if logprobs is not None:
       logprobs = self._fetch(logprobs)
       for i, chunk in placed:

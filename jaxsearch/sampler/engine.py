@@ -114,11 +114,11 @@ class Engine(Device):
     shape = self.lanes, 1, split
     self._mesh = Mesh(devices.reshape(shape), meshes.MESH_AXES) if devices.size > 1 else None
     self._whole = transfer.replicated(self._mesh) if self._mesh else SingleDeviceSharding(devices.item())
-    heads, width = config.num_kv_heads, paged_attention.padded(self._kernel, config.head_dim)
     kept = lambda *spec: NamedSharding(self._mesh, PartitionSpec(*spec)) if self._mesh else self._whole
-    pool = (heads, self.lanes * self._pages, PAGE, width)
+    pool = paged_attention.pool_shapes(self._kernel, config.num_kv_heads, self.lanes * self._pages, PAGE,
+                                       config.head_dim, split)
     self._pooled, self._split = kept('tensor', segment.LANES), kept(segment.LANES, 'tensor')
-    self._allocate = segment.allocator(config, (pool, pool), self._pooled)
+    self._allocate = segment.allocator(config, pool, self._pooled)
     self._prepare = _prepare(config, rounding, weights, self._mesh, self._whole)
     self._tables = segment.Tables(np.zeros((STATES, config.vocab_size), np.int16),
                                   np.zeros((FORBIDDEN, config.vocab_size), bool))
@@ -149,7 +149,7 @@ class Engine(Device):
                     uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),
-                  dict(mesh=self._mesh)),
+                  dict(mesh=self._mesh, kernel=self._kernel)),
       'decode': (segment.decode, (self.config, params, cache, front, *numbers),
                  dict(mesh=self._mesh, kernel=self._kernel)),
     }, params, (cache, front)

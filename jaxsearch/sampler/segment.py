@@ -28,7 +28,7 @@ from jaxsearch.models.vocabulary import target_logprobs
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 LANES = 'data'
-POOL = PartitionSpec(None, LANES)  # [K,N,page,h]
+POOL = PartitionSpec(None, LANES)  # [K,N,page,h], or as `paged_attention.pool_shapes` has it
 SLOT = PartitionSpec(LANES)
 SAME = PartitionSpec()
 
@@ -82,9 +82,9 @@ def allocator(config: DecoderConfig, shapes: tuple, sharding):
   return jax.jit(lambda: [layer() for _ in range(config.num_layers)], out_shardings=sharding)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'mesh'), donate_argnames='pool')
+@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel'), donate_argnames='pool')
 def prefill(config: DecoderConfig, params, pool, tokens, starts, table, targets=None, temperature=None, *,
-            mesh: Mesh | None = None):
+            mesh: Mesh | None = None, kernel: str | None = None):
   """Caches the tokens [P,n] of chunks behind the first `starts` [P] tokens in the pages of table [P,pages].
 
   Returns:
@@ -93,6 +93,8 @@ def prefill(config: DecoderConfig, params, pool, tokens, starts, table, targets=
   """
   def program(params, temperature, pool, tokens, starts, table, targets):
     attend = functools.partial(attend_to_pages, table=table)
+    if kernel:
+      attend = functools.partial(paged_attention.attend, table=table, platform=kernel, mesh=mesh)
     hidden, pool = forward_cached(config, params, tokens, starts, pool, attend)
     if targets is None:
       return pool, None

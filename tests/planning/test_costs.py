@@ -68,8 +68,8 @@ def test_a_decode_step_moves_what_its_kernel_says(platform):
   S, K, G, h, P = 64, 2, 4, 128, 64
   struct = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype)
   attend = functools.partial(paged_attention.attend, platform=platform)
-  new, part = struct(S, 1, K, h), struct(K, 999, 32, h)
-  once, each = count(attend, struct(S, 1, K * G, h), new, new, (part, part), struct(S, dtype=jnp.int32),
+  new, pool = struct(S, 1, K, h), tuple(struct(*x) for x in paged_attention.pool_shapes(platform, K, 999, 32, h))
+  once, each = count(attend, struct(S, 1, K * G, h), new, new, pool, struct(S, dtype=jnp.int32),
                      struct(S, P, dtype=jnp.int32))
   T = P * 32
   cache = S * K * T * 2 * h * 2
