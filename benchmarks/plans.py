@@ -122,10 +122,13 @@ run**. Memory is what the compiler planned, in GiB a device. One plan in full, w
 
 Seconds of phases are least times (the roofline): what arithmetic, memory or network must take at their
 published rates, every chain as long as its config allows. `expected` is a forecast of the same step:
-products at half of the peak, a floor a token for launches, collectives and syncs, the host's time a span and
-searches; `published` forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5 searches. Their
-constants (`CALIBRATION` in jaxsearch/planning/step.py) come from an audit and from assumptions, not from a
-device; judges take no time.
+products at half of the peak, a floor a token for launches, collectives and syncs, chains in whole rounds of
+slots, the host's time a span (0.77 ms, measured on a CPU) and searches; `published` forecasts Search-R1's 2,560
+chains of 250 generated tokens and 1.5 searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py)
+come from an audit, a benchmark and assumptions, not from a device; judges take no time.
+
+Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 37% of a device; `published` is 42 s: rollout 15, score 9,
+update 18 (made 2026-11-25). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
 Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights, and
 `published` rollouts take 1.00 (Qwen2.5-3B), 1.13 (Llama-3.2-3B), 1.14 to 1.34 (Qwen2.5-7B) times as long.
@@ -137,7 +140,8 @@ all other programs add less. `share` is the largest sum as a share of the device
 Decoding is planned with slots as long as they are on average: its kernel
 (jaxsearch/models/kernels/paged_attention.py) reads each slot's own length. Memory traffic is that of
 matrix products, reductions, slices and kernels; rows made before 2026-11-24 counted more, in the compiled
-text, and have no forecasts.
+text, had a larger cache and have no forecasts; of some made on that day one is missing, since their rounds are
+not whole.
 
 """ + made(plans)
   missing = []

@@ -171,7 +171,7 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
            say: Callable[[str], None] = print) -> dict:
   """Finds the largest `sampler.slots` and `train.micro_rows` that fit, each with the other as it is.
 
-  By bisection up to 4096 and 1024: compiles programs up to ten times.
+  By bisection up to the chains of a host, or 4096, and up to 1024: compiles programs up to ten times.
   """
   devices, limit = target.devices(), POOL * target.device.memory
   run = programs.of_config(config, devices)
@@ -188,7 +188,9 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
     return multiple * bisect.bisect(range(multiple, most + 1, multiple), limit, key=measure)
 
   training = [name for name in ('update', 'critic') if name in run.programs]
-  return {'sampler.slots': largest('sampler', 'slots', ['decode'], run.engine.lanes, 4096),
+  work, lanes = step.work(config), run.engine.lanes
+  chains = -(-work.trees * work.branches // (run.hosts * lanes)) * lanes
+  return {'sampler.slots': largest('sampler', 'slots', ['decode'], lanes, min(chains, 4096)),
           'train.micro_rows': largest('train', 'micro_rows', training, meshes.batch_size(run.mesh), 1024)}
 
 

@@ -20,7 +20,7 @@ CALIBRATION = {
   'products': 0.5,      # of the peak; assumed
   'collective': 10e-6,  # seconds at least; assumed
   'layer': (5e-3 - 1.8e-3 - 77 * 10e-6) / 36,  # seconds a token on GPUs, launches and host syncs; audit
-  'span': 3.5e-3,       # seconds of a host, one policy span after the other; 2.9 to 4 ms on two CPU cores
+  'span': 0.77e-3,      # seconds of a host, one policy span after the other; benchmarks/host.py on a busy CPU
   'search': 0.1,        # seconds, sampler.tool_workers at a time; assumed, configs do not say it
 }
 
