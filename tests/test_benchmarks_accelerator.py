@@ -11,6 +11,7 @@ import pytest
 from benchmarks import accelerator, accelerator_kernels
 
 ROOT = pathlib.Path(__file__).parent.parent
+pytestmark = pytest.mark.slow  # of a script for devices that are rarely there
 SMALL = '--presets=world-reader', '--length=192', '--slots=3'
 TINY = '--gib=0.001', '--dtype=float32'
 
