@@ -78,8 +78,9 @@ def _evidence(tree: Tree, shown: Sequence[dict]) -> dict[str, Any]:
   spans, calls = iter(shown), []
   for node in tree.walk():
     span = next(spans) if node.tokens else shown[0]  # calls of the root are the first span's
-    span['calls'] = span.get('calls', []) + node.data.get('calls', [])
-    calls += node.data.get('calls', [])
+    if asked := node.data.get('calls'):
+      span['calls'] = span.get('calls', []) + asked
+      calls += asked
   retrieved = sorted({document['id'] for call in calls for document in call.get('documents', ())})
   return {'evidence': list(evidence), 'retrieved': retrieved,
           'evidence_recall': len(set(evidence) & set(retrieved)) / len(set(evidence))}
