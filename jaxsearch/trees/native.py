@@ -221,7 +221,7 @@ class Native(Tagged):
   def stops(self) -> tuple[str, ...]:
     """Returns the ends of a turn that are no end tokens of the tokenizer, as in base models."""
     missing = self._ends - set(self.tokenizer.eos_ids)
-    return tuple(self.tokenizer.backend.id_to_token(token) for token in missing)
+    return tuple(map(self.tokenizer.backend.id_to_token, sorted(missing)))
 
   @property
   def offered(self) -> list[dict[str, Any]]:
@@ -234,13 +234,21 @@ class Native(Tagged):
 
   def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
     """Writes the prompt of a question, neutralised, and the tools: in words where the template drops them."""
-    text, offered = templates.of_calls(template), self.offered if tools else []
-    shown = templates.turns(text, self.tokenizer)
-    if offered:
-      plain, shown = shown, templates.turns(text, self.tokenizer, tools=offered)
-      if shown == plain:
-        shown = templates.turns(self._told(offered) + text, self.tokenizer)
-    return templates.fill(shown, question=self.safe(question.strip()))
+    if (template, tools) not in self._prompts:
+      offered = self.offered if tools else []
+      self._prompts[template, tools] = self._rendered(templates.of_calls(template), offered)
+    return templates.fill(self._prompts[template, tools], question=self.safe(question.strip()))
+
+  @functools.cached_property
+  def _prompts(self) -> dict[tuple[str, bool], str]:
+    return {}  # rendered once: a template is slow
+
+  def _rendered(self, text: str, offered: Sequence[Mapping[str, Any]]) -> str:
+    plain = templates.turns(text, self.tokenizer)
+    if not offered:
+      return plain
+    shown = templates.turns(text, self.tokenizer, tools=offered)
+    return templates.turns(self._told(offered) + text, self.tokenizer) if shown == plain else shown
 
   def _told(self, offered: Sequence[Mapping[str, Any]]) -> str:
     shape = self.family.write('NAME', {'ARGUMENT': 'VALUE'})
