@@ -176,18 +176,19 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
     return values([command, *texts])[1:]
 
   known, words, unknown, wrong = [name for name, _ in fields(config)], [], [], []
-  settings = [text for text in arguments if _field(text) in known and '=' in text]
+  last = {_field(text): text for text in arguments}
+  settings = {name: text for name, text in last.items() if name in known and '=' in text}
   try:
-    read(settings)  # together: each reading prints the whole config
+    read([*settings.values()])  # together: each reading prints the whole config
   except flags.Error:
-    settings = []  # one by one, to name every mistake
+    settings = {}  # one by one, to name every mistake
   for text in arguments:
     name = _field(text)
     if name is not None and name not in known:
       unknown.append(f'the config has no field {name!r}{suggestion(name, known)}')
       continue
     try:
-      words += [] if text in settings else read([text])
+      words += [] if name in settings else read([text])
     except flags.UnrecognizedFlagError as error:
       near = suggestion(error.flagname, [*own, *(f'config.{field}' for field in known)])
       near = re.sub("'([^']+)'", r"'--\1'", near)

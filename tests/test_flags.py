@@ -12,7 +12,7 @@ BASE = 'configs/base.py'
 
 def test_overrides_and_words():
   config, words, _ = parse('eval', ['--config.steps=3', '--config', BASE, '--config.search.topk=7', 'a', 'b',
-                                 '--noconfig.progress', '--config.data.hops=(1, 2)'], 'carl')
+                                 '--noconfig.progress', '--config.data.hops=3', '--config.data.hops=(1, 2)'], 'carl')
   assert (config.method, config.steps, config.search.topk, config.progress) == ('search_r1', 3, 7, False)
   assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
 
