@@ -31,7 +31,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.sampler import segment
 from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.engine import Engine
+from jaxsearch.sampler.engine import Engine, defaults
 from jaxsearch.sampler.requests import Sampling, Tools
 from jaxsearch.training.rollout_file import note_call
 from jaxsearch.trees import templates
@@ -55,7 +55,7 @@ class Playback:
 
   def decode(self, config, params, pool, front, slots, table, tables, uniforms, enough, limit, **_):
     start = time.thread_time()
-    slots, enough, limit = jax.device_get((slots, enough, limit))
+    slots, steps = jax.device_get(slots), uniforms.shape[1]
     tokens, states = np.zeros(uniforms.shape, np.int32), slots.states.copy()
     left = np.full(len(uniforms), 1 << 20)
     spans = {}
@@ -64,7 +64,6 @@ class Playback:
       script, end = self.scripts[name[0]][name[1]]
       done = slots.lengths[seat] - self.starts.setdefault(name, slots.lengths[seat])
       spans[seat], left[seat] = (script[done:], end), len(script) - done
-    steps = min(limit, uniforms.shape[1], np.sort(left)[enough - 1])
     for seat, (span, end) in spans.items():
       tokens[seat, :len(span[:steps])] = span[:steps]
       states[seat] = end if left[seat] <= steps else 0
@@ -114,14 +113,15 @@ def main():
                          num_layers=1, num_heads=1, num_kv_heads=1, head_dim=8, rope_theta=1e4,
                          tie_embeddings=True)
   mesh = meshes.make_mesh(data=args.lanes) if args.lanes > 1 else None
-  engine = Engine(config, tokenizer, slots=args.slots, length=4096, deterministic=not args.clock, segment_steps=32,
-                  enough=args.slots // 8, prefill_lengths=(64, 512), prefill_tokens=4096, mesh=mesh)
+  engine = Engine(config, tokenizer, slots=args.slots, length=4096, deterministic=not args.clock, mesh=mesh,
+                  **defaults(args.slots, 'gpu'))
   params = initial_params(config, jax.random.key(0))
   engine.load(jax.device_put(params, transfer.replicated(mesh)) if mesh else params)
   longer = f'An example: {passages[0].text}\nQuestion:'  # some 200 tokens
   template = templates.find('search_r1', 'policy').replace('Question:', longer)
   agent = Agent(engine, functools.partial(search_r1.grow, template=template),
-                Tools(Shelf(passages), topk=3, words=args.words, workers=128, max_observation=500), Sampling())
+                Tools(Shelf(passages), topk=3, words=args.words, workers=128, max_observation=500),
+                Sampling())
   asked = [questions[i // 5] for i in range(args.trees)]
   for _ in range(2):  # the second counts
     playback.starts.clear()
