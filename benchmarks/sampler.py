@@ -201,6 +201,11 @@ def lockstep(args, params):
     'share_of_products': products / seconds, 'host_share': metrics['seconds_host'] / metrics['seconds'],
     'turns': args.turns, 'gflops_limit': flops_rate / 1e9, 'gbytes_limit': byte_rate / 1e9,
   }  # fmt: skip
+  for kind in args.weights:
+    other = make_engine(params, engine.length, weights=kind)
+    grow(other, lengths)
+    others = min(grow(other, lengths)[0] for _ in range(args.repeats))
+    result |= {f'{kind}_tokens_per_second': tokens / others, f'times_{kind}': others / seconds}
   for peer in args.peer:
     script = pathlib.Path(__file__).with_name('sampler_peers.py')
     python = args.peer_python if peer == 'tunix' and args.peer_python else sys.executable
@@ -332,6 +337,7 @@ def main():
   parser.add_argument('--slots', type=int, default=64, help='with --text')
   parser.add_argument('--tokenizer', help='with --text: tokenizer.json, GGUF file or folder')
   parser.add_argument('--search-ms', type=float, default=0, help='with --ragged and --text')
+  parser.add_argument('--weights', action='append', choices=('int8', 'fp8'), default=[], help='of lockstep, beside the full ones')
   parser.add_argument('--peer', action='append', choices=('tunix', 'transformers', 'loop'), default=[], help='of lockstep')
   parser.add_argument('--peer-python', help='interpreter that has google-tunix')
   args = parser.parse_args()
