@@ -157,6 +157,8 @@ def get_config():
                                      # train.async_steps=1
     episode_deadline=config_dict.placeholder(float),  # seconds until a tree has to end; None is off, another
                                      # needs deterministic=False
+    groups=1,                        # of slots, decoded in turn: with 2 the host serves one while the device
+                                     # decodes the other, but reads all weights for each
     # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the
     # platform.
     segment_steps=0,                 # tokens of a segment at most; 32 on a CPU, 8 elsewhere

@@ -65,6 +65,7 @@ FIELDS = {
   'sampler.episode_deadline': '> 0',
   'sampler.pages': '>= 0',
   'sampler.tensor': '>= 0',
+  'sampler.groups': COUNT,
   'sampler.segment_steps': '>= 0',
   'sampler.enough': '>= 0',
   'sampler.prefill_lengths': COUNT,

@@ -118,14 +118,16 @@ def expected(arithmetic: float, memory: float, network: float, collectives: int 
   return max(arithmetic / CALIBRATION['products'], memory, network) + floor
 
 
-def waits(work: Work, *, hosts: int, workers: int) -> float:
+def waits(work: Work, *, hosts: int, workers: int, hidden: float = 0.0) -> float:
   """Returns the expected seconds of a rollout beside its programs: policy spans on the host, and searches.
 
   Args:
     workers: searches at a time, of a host.
+    hidden: seconds in which the device decodes another group of slots than the host serves.
   """
   spans, searches = work.trees * work.branches * (work.turns + 1), work.trees * work.turns
-  return (spans * CALIBRATION['span'] + searches / workers * CALIBRATION['search']) / hosts
+  served = max(spans * CALIBRATION['span'] / hosts - hidden, 0.0)
+  return served + searches / workers * CALIBRATION['search'] / hosts
 
 
 def step_seconds(seconds: Mapping[str, tuple[float, float]],

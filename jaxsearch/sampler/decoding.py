@@ -6,7 +6,7 @@ prefills what is missing there (`place`), decodes a segment (`decode`), and retu
 
 import collections
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,9 @@ class Decoding:
 
   `busy`: whether any request waits for pages or is decoded, `decodes`: is decoded. `room`: whether a slot is
   idle. `key` is a JAX random key on the device.
+
+  With several groups of slots the host serves one (replies, pages, prefill) while the device decodes the
+  others: `decode` hands the group that was served to the device, then waits for that which is there longest.
   """
 
   figures = types.MappingProxyType({})  # metrics of its own
@@ -36,16 +39,19 @@ class Decoding:
     self.length, self.deterministic = engine.length, engine.deterministic
     self.tool_patience, self.episode_deadline = engine.tool_patience, engine.episode_deadline
     self.ready: list[Path] = []  # for pages of the cache
-    # What is decoded: a number for each, at most engine.slots. What is known of them is in arrays over the
-    # numbers, so that the host has nothing to do for those that go on.
-    self.running: dict[int, Path] = {}
+    # What is decoded, by group: a number for each, at most engine.slots. What is known of them is in arrays
+    # over the numbers, so that the host has nothing to do for those that go on.
+    self.running: list[dict[int, Path]] = [{} for _ in range(engine.groups)]
+    self.launched: list[tuple | None] = [None] * engine.groups  # segments on the device
+    self.turn = 0  # the group that is served, which is never on the device
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
     self.slots = idle_slots(engine.slots)
     self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)  # generated so far
     self.logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
-    # In each lane: slots that nothing decodes in and no request in `ready` will take; episodes under way.
-    self.idle, self.active = np.full(engine.lanes, engine.slots // engine.lanes), np.zeros(engine.lanes, int)
+    # In each lane: slots that nothing decodes in, by group; requests in `ready`; episodes under way.
+    self.free = np.full((engine.groups, engine.lanes), engine.slots // engine.lanes // engine.groups)
+    self.queued, self.active = np.zeros((2, engine.lanes), int)
     self.homes: dict[str | int, int] = {}  # the lane of a question's trees
 
   def __enter__(self):
@@ -59,11 +65,16 @@ class Decoding:
 
   @property
   def busy(self) -> bool:
-    return bool(self.ready or self.running)
+    return bool(self.ready) or self.decodes
 
   @property
   def decodes(self) -> bool:
-    return bool(self.running)
+    return any(self.running)
+
+  @property
+  def idle(self) -> np.ndarray:
+    """Returns the slots [lanes] of the group that is served which no request in `ready` will take."""
+    return self.free[self.turn] - self.queued
 
   @property
   def room(self) -> bool:
@@ -131,7 +142,7 @@ class Decoding:
   def _queue(self, path: Path) -> None:
     path.pending.episode.requests += 1
     self.ready.append(path)
-    self.idle[path.lane] -= 1
+    self.queued[path.lane] += 1
 
   # The device.
 
@@ -140,14 +151,14 @@ class Decoding:
 
     Returns the finished scores.
     """
-    room, left, waiting, finished = self.idle.copy(), [], [], []
-    np.add.at(room, [path.lane for path in self.ready], 1)
+    room, left, waiting, finished = self.free[self.turn].copy(), [], [], []
     for path in self.ready:
       (left if room[path.lane] > 0 else waiting).append(path)
       room[path.lane] -= 1
     pools = self.engine.pools
     shared = lambda path: pools[path.lane].shared(path.context)  # those choose first that share most
     while placed := [path for path in sorted(left, key=shared, reverse=True) if pools[path.lane].place(path)]:
+      np.subtract.at(self.queued, [path.lane for path in placed], 1)
       self._prefill(placed)
       finished += self._score([path for path in placed if path.slot is None])
       self._start([path for path in placed if path.slot is not None])
@@ -181,27 +192,41 @@ class Decoding:
       self.schedule.counts['tokens_prefilled'] += sum(len(chunk.tokens) for chunk in chunks)
     for path in paths:
       self.engine.pools[path.lane].leave(path, path.context)
-      self.idle[path.lane] += 1
     return [(path.pending, reply) for path, reply in zip(paths, replies)]
 
   def _start(self, paths: Sequence[Path]) -> None:
     """Takes paths that have their pages among those that are decoded."""
     for path in paths:
       number = self.numbers.pop()
-      self.running[number], self.generated[number] = path, 0
+      self.running[self.turn][number], self.generated[number] = path, 0
+      self.free[self.turn, path.lane] -= 1
       for array, value in zip(self.slots, path.slot):
         array[number] = value
 
   def decode(self) -> list[tuple[Pending, Node]]:
-    """Decodes a segment; returns the spans that ended."""
+    """Starts a segment of the group that was served; returns the spans that ended in the next one's."""
+    if self.running[self.turn]:
+      self.launched[self.turn] = self._launch()
+    self.turn = (self.turn + 1) % len(self.running)
+    launched, self.launched[self.turn] = self.launched[self.turn], None
+    return self._finished(*launched) if launched else []
+
+  def _launch(self) -> tuple:
+    """Returns the numbers of a group, what their segment knows of them, and what will return its results."""
     engine, schedule, limit = self.engine, self.schedule, self.engine.segment_steps
     if schedule.calls and self.room:
       due = schedule.calls[0].step + self.tool_patience - schedule.steps
       limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
-    numbers = np.array(list(self.running))
+    running = self.running[self.turn]
+    numbers = np.array(list(running))
     slots = Slots(*(array[numbers] for array in self.slots))
-    paths, enough = list(self.running.values()), min(engine.enough, len(numbers))
-    tokens, logprobs, counts, states, capacity = engine.decode(paths, slots, self.key, enough, limit)
+    paths, enough = list(running.values()), min(engine.enough, len(numbers))
+    return numbers, slots, engine.decode(paths, slots, self.key, enough, limit)
+
+  def _finished(self, numbers: np.ndarray, slots: Slots, results: Callable) -> list[tuple[Pending, Node]]:
+    """Takes the results of a segment; returns the spans that ended."""
+    schedule, running = self.schedule, self.running[self.turn]
+    tokens, logprobs, counts, states, capacity = results()
     steps = tokens.shape[1]
     schedule.steps += steps
     schedule.capacity += steps * capacity
@@ -216,15 +241,15 @@ class Decoding:
                           (last, slots.lengths + counts, slots.remaining - counts, states)):
       array[numbers] = new
     late = self.episode_deadline < np.inf and [
-      schedule.seconds_left(path.pending.episode) == 0 for path in self.running.values()]
+      schedule.seconds_left(path.pending.episode) == 0 for path in running.values()]
     stopped = numbers[(states < 0) | (slots.remaining == counts) | late]
     return [self._finish(number) for number in stopped.tolist()]
 
   def _finish(self, number: int) -> tuple[Pending, Node]:
     """Ends the span of a slot that has stopped."""
-    path, size = self.running.pop(number), self.generated[number]
+    path, size = self.running[self.turn].pop(number), self.generated[number]
     self.numbers.append(number)
-    self.idle[path.lane] += 1
+    self.free[self.turn, path.lane] += 1
     path.pending.episode.counts['tokens_decoded'] += int(size)
     tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
     self.engine.pools[path.lane].leave(path, np.concatenate([path.tokens, tokens[:-1]]))

@@ -8,7 +8,7 @@ once, and the decode program writes new entries to both.
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -29,12 +29,14 @@ STATES = 64  # of all stop strings in use; with more, the tables double and prog
 class Device:
   """Does what every rollout needs of the device; an `engine.Engine` sets it up.
 
-  Sizes: `lanes`; `slots` of all lanes; `segment_steps`; and buckets of all that varies: `_widths`, slots of a
-  lane; `_windows`, tokens of a path; `_counts`, by length n of a chunk in tokens, the chunks P of a call.
+  Sizes: `lanes`; `slots` of all lanes, in `groups` that are decoded in turn; `segment_steps`; and buckets of
+  all that varies: `_widths`, slots of a lane in a segment; `_windows`, tokens of a path; `_counts`, by length
+  n of a chunk in tokens, the chunks P of a call.
   """
   config: DecoderConfig
   lanes: int
   slots: int
+  groups: int
   segment_steps: int
   pools: list[Pool] | None  # of pages, one a lane; from `load` on
   row_length: int  # tokens of a path's pages, and of the largest window
@@ -131,13 +133,12 @@ class Device:
 
   # Programs.
 
-  def decode(self, paths: Sequence[Path], slots: segment.Slots, key, enough: int,
-             limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
-    """Runs a segment for `paths`, at most `self.slots`, each with an entry in `slots`.
+  def decode(self, paths: Sequence[Path], slots: segment.Slots, key, enough: int, limit: int) -> Callable:
+    """Starts a segment for `paths`, at most those of a group, each with an entry in `slots`.
 
     Returns:
-      tokens [S,n], log-probabilities [S,n], counts [S], states [S] after the n steps that ran, and S of the
-      program; the first four in the order given.
+      a function that waits for it and returns tokens [S,n], log-probabilities [S,n], counts [S], states [S]
+      after the n steps that ran, and S of the program; the first four in the order given.
     """
     width = bucket(np.bincount([path.lane for path in paths]).max(), self._widths)
     batch = segment.idle_slots(width * self.lanes)
@@ -156,9 +157,13 @@ class Device:
       self._cache, self._front, *results = segment.decode(
         self.config, self._params, self._cache, self._front, batch, table, self._device_tables, uniforms,
         enough, limit, mesh=self._mesh, kernel=self._kernel, truncates=truncates)
-    tokens, logprobs, counts, states = (result[seats] for result in self._fetch(results))
-    steps = self.segment_steps if self._kernel else int(counts.max())
-    return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes
+
+    def wait():
+      tokens, logprobs, counts, states = (result[seats] for result in self._fetch(results))
+      steps = self.segment_steps if self._kernel else int(counts.max())
+      return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes
+
+    return wait
 
   def _seat(self, paths: Sequence[Path], sizes: np.ndarray, width: int) -> None:
     """Gives paths seats of their lanes, and copies those that had none to the front."""
@@ -175,8 +180,9 @@ class Device:
         fresh[path.lane].append(path)
     for lane, several in enumerate(fresh):
       free = (seat for seat in range(lane * width, (lane + 1) * width) if seat not in seated)
-      for path, path.seat in zip(several, free):
-        self._seated[path.seat] = path
+      for path, seat in zip(several, free):
+        path.seat = seat
+    self._seated = {path.seat: path for path in paths}  # what lies in idle seats is overwritten
     if any(fresh) and self._front:
       seats, counts = np.zeros((self.lanes, width), np.int32), np.array(list(map(len, fresh)), np.int32)
       tables = np.zeros((self.lanes, width, self._window // PAGE), np.int32)

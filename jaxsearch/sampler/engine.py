@@ -60,6 +60,8 @@ class Engine(Device):
       `segment_steps`, so that its loop needs no host.
     prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens`
       a call and lane. These four are those of the platform (`defaults`) where they are 0 or ().
+    groups: of slots, decoded in turn: the host serves one while the device decodes another, and each reads
+      all weights. `slots` are rounded up to a multiple.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
@@ -71,7 +73,8 @@ class Engine(Device):
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, pages: int = 0,
                deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
-               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0, weights: str = 'same'):
+               prefill_tokens: int = 0, groups: int = 1, mesh: Mesh | None = None, tensor: int = 0,
+               weights: str = 'same'):
     super().__init__(tokenizer)
     if slots < 1 or length < 2:
       raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')
@@ -89,20 +92,22 @@ class Engine(Device):
     self.episode_deadline = math.inf if episode_deadline is None else episode_deadline
     split = math.gcd(devices.size, config.num_kv_heads, tensor)
     self.lanes = devices.size // split
-    per_lane = -(-slots // self.lanes)
+    self.groups = max(1, min(groups, slots // self.lanes))
+    per_group = -(-slots // (self.lanes * self.groups))
+    per_lane = per_group * self.groups
     self.slots = per_lane * self.lanes
-    usual = defaults(self.slots, platform)
+    usual = defaults(self.slots // self.groups, platform)
     self.segment_steps, self.enough = segment_steps or usual['segment_steps'], enough or usual['enough']
     lengths = sorted(prefill_lengths or usual['prefill_lengths'])
     most = prefill_tokens or usual['prefill_tokens']
-    quarter = -(-per_lane // 4)
+    quarter = -(-per_group // 4)
     self._kernel = paged_attention.KERNELS.get(platform)
     if self._kernel:  # few programs, whose calls are full
       self._counts = {n: [max(1, most // lengths[-1])] for n in lengths}
-      self._widths, multiple = [per_lane], PAGE * paged_attention.MULTIPLE
+      self._widths, multiple = [per_group], PAGE * paged_attention.MULTIPLE
     else:
       self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, most)] for n in lengths}
-      self._widths, multiple = ([quarter, per_lane] if 4 <= quarter < per_lane else [per_lane]), 2 * PAGE
+      self._widths, multiple = ([quarter, per_group] if 4 <= quarter < per_group else [per_group]), 2 * PAGE
     self.row_length = -(-(length + max(self.segment_steps, *lengths)) // multiple) * multiple
     sizes = [128, 256, *(size << i for i in range(24) for size in (384, 512))]  # few programs, little waste
     if self._kernel:
@@ -144,8 +149,9 @@ class Engine(Device):
     n, counts = list(self._counts.items())[-1]
     chunk, pages = np.zeros(self.lanes * counts[-1], np.int32), window // PAGE
     tokens, table = np.zeros((len(chunk), n), np.int32), np.zeros((len(chunk), pages), np.int32)
-    uniforms = np.zeros((self.slots, self.segment_steps), np.float32)
-    numbers = whole(segment.idle_slots(self.slots), np.zeros((self.slots, pages), np.int32), self._tables,
+    slots = self.lanes * width
+    uniforms = np.zeros((slots, self.segment_steps), np.float32)
+    numbers = whole(segment.idle_slots(slots), np.zeros((slots, pages), np.int32), self._tables,
                     uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),

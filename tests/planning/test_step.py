@@ -95,5 +95,7 @@ def test_the_published_workload():
   assert (work.decoded, work.prefilled) == (2560 * 250, 512 * 256 + 3840 * 480)
   assert step.waits(work, hosts=1, workers=128) == pytest.approx(4.928 + 3.0)
   assert step.waits(work, hosts=2, workers=64) == pytest.approx(2.464 + 3.0)
+  assert step.waits(work, hosts=2, workers=64, hidden=2.0) == pytest.approx(0.464 + 3.0)
+  assert step.waits(work, hosts=2, workers=64, hidden=20.0) == pytest.approx(3.0)
   calls = step.calls(work, config, scored=1, hosts=1, slots=256, segment=32, prefill=2048)
   assert calls['decode'] == (2500 / 32, 2500)  # ten rounds

@@ -72,7 +72,10 @@ def test_rows_depend_neither_on_batch_mates_nor_on_refill_order(make_engine):
   prompts = PROMPTS * 3
   few, _ = run(make_engine(slots=2), chains(prompts))
   many, _ = run(make_engine(slots=5, enough=1), chains(prompts))
-  assert tokens_of(few) == tokens_of(many)
+  in_turn, metrics = run(make_engine(slots=4, groups=2), chains(prompts))
+  assert tokens_of(few) == tokens_of(many) == tokens_of(in_turn)
+  again, same = run(make_engine(slots=4, groups=2), chains(prompts))
+  assert spans(again) == spans(in_turn) and same['steps'] == metrics['steps']
   other_mates, _ = run(make_engine(enough=2), chains(prompts[:4] + ['something else'] * 4))
   assert tokens_of(other_mates)[:4] == tokens_of(few)[:4]
   other_key, _ = run(make_engine(), chains(prompts), key=1)

@@ -28,7 +28,7 @@ def kernel(monkeypatch):
 def test_tokens_are_those_of_the_dense_path(make_engine, kernel, monkeypatch):
   """Prefill, branches, tool turns, slots that stop early or stay idle, and pages that are used again."""
   growths = chains(PROMPTS * 2, turns=3) + [siblings] * 2
-  found, metrics = run(make_engine(pages=30), growths)
+  found, metrics = run(make_engine(pages=30, slots=4, groups=2), growths)
   monkeypatch.undo()
   expected, dense = run(make_engine(), growths)
   assert tokens_of(found) == tokens_of(expected)
