@@ -43,6 +43,7 @@ class Counting(contextlib.nullcontext):
   """Writes `max_tokens` times 'x' for a span, one a decode step, in three slots."""
   deterministic, tool_patience, episode_deadline, length = True, 0, math.inf, 200
   evicted = seconds_waited = 0
+  figures = property(lambda self: {})
   room = property(lambda self: len(self.running) < 3)
   busy = decodes = property(lambda self: bool(self.running))
 
