@@ -127,7 +127,7 @@ slots, the host's time a span (0.77 ms, measured on a CPU) and searches; `publis
 chains of 250 generated tokens and 1.5 searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py)
 come from an audit, a benchmark and assumptions, not from a device; judges take no time.
 
-Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 37% of a device; `published` is 42 s: rollout 15, score 9,
+Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 42 s: rollout 15, score 9,
 update 18 (made 2026-11-25). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
 Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights, and
