@@ -357,7 +357,11 @@ def open_grammar(config: ConfigDict, tokenizer: Tokenizer, tools: Tools | None =
     offered = {name: find_tool(name) for name in getattr(method, 'TOOLS', config.tools or ('search',))}
   else:
     offered = tools.offered
-  return native.open_grammar(tokenizer, getattr(method, 'TAGS', grammar.SEARCH_R1), offered, **speech)
+  opened = native.open_grammar(tokenizer, getattr(method, 'TAGS', grammar.SEARCH_R1), offered, **speech)
+  if config.tools and not isinstance(opened, native.Native):
+    raise ValueError(f"tools={config.tools!r} are called, which the chat template of "
+                     f"{config.tokenizer or config.model} does not say how: set grow.grammar='hermes', say")
+  return opened
 
 
 def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],

@@ -161,3 +161,10 @@ def test_prompts_that_leave_no_room_are_counted_or_refused():
   with pytest.raises(ValueError,
                      match=f'any prompt: they have {least} to {most} tokens, and a short span has 16'):
     check(least + 15)
+
+
+def test_tools_need_a_grammar_that_calls_them():
+  config = base.get_config()
+  config.tools, config.grow.grammar = ('search', 'open'), 'auto'
+  with pytest.raises(ValueError, match=r"tools=\('search', 'open'\) are called, which the chat template of world-tiny"):
+    setup.open_grammar(config, setup.load_tokenizer(config))
