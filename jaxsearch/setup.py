@@ -37,7 +37,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend, find_tool
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
-from jaxsearch.tools.noise import NoisySearch
+from jaxsearch.tools.noise import with_noise
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar, grammars, native
 
@@ -210,9 +210,7 @@ def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None)
   opened = functools.partial(backend.open, seed=config.seed, generator=generator)
   if not search.by_source:
     documents = sources.load_corpus(corpus) if reads else None
-    back_end = opened(search, corpus=documents)
-    noisy = functools.partial(NoisySearch, back_end, documents, search.noise, search.noise_each)
-    return noisy(seed=config.seed) if search.noise else back_end
+    return with_noise(opened(search, corpus=documents), documents, search, config.seed)
   corpora = sources.load_corpora(corpus) if reads else {}
   parts = {source: opened(search, corpus=documents) for source, documents in corpora.items()}
 

@@ -89,7 +89,7 @@ class QuestionBatches:
     # `.seed` mixes the seed; `.shuffle(seed)` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
     order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
     # Questions lie in memory: threads that read ahead would only cost.
-    batches = order.batch(batch_size, batch_fn=list)
+    batches = order.batch(batch_size, drop_remainder=True, batch_fn=list)  # it never ends
     self._batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
   def __iter__(self) -> 'QuestionBatches':

@@ -68,6 +68,11 @@ def test_every_epoch_holds_every_question_once_in_its_own_order():
   assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
+def test_batches_of_one_question():
+  batches = stream(some(5), 1)
+  assert sorted(name for _ in range(5) for name in ids(next(batches))) == list('01234')
+
+
 def test_the_seed_decides():
   first, same, other = (stream(some(1000), 1000, seed=seed) for seed in (1, 1, 2))
   orders = ids(next(first)), ids(next(first))
