@@ -33,6 +33,12 @@ def test_a_resumed_log_has_every_step_once(tmp_path):
 
 
 
+def test_a_broken_line_is_named(tmp_path):
+  (tmp_path / 'metrics.jsonl').write_text('{"step": 1}\nnonsense\n{"step": 3}\n')
+  with pytest.raises(ValueError, match=r'metrics.jsonl:2: not JSON'):
+    row_files.read(tmp_path / 'metrics.jsonl')
+
+
 def test_updates_of_a_step_become_one_row():
   updates = [
     {'loss': 1.0, 'tokens_trained': 10, 'ratio_max': 1.5, 'skipped': 0, 'logprob_gap_max': 0.1},

@@ -1,6 +1,7 @@
 """The folder of a run: its lock, what it says, how it stops, what a full disk and a damaged checkpoint do to it."""
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 import re
@@ -139,6 +140,18 @@ def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch,
   with pytest.raises(RunStopped):
     cli.main(['train', f'--config.out={tmp_path}', '--traceback'])
   assert issubclass(critic_warmup.GateFailed, RunStopped)
+
+
+def test_what_is_not_finite_is_never_saved(config, state):
+  said = (r'checkpoints/2: opt_state/.*/mu/final_norm has values that are not finite, so it was not saved; '
+          'the last checkpoint is that of step 1')
+  with pytest.raises(RunStopped, match=said), run_folder.RunFolder(config, shown=()) as run:
+    run.start()
+    run.finish_step(1, ROW, state, lambda: {'decoder': {}})
+    spoiled = jax.tree.map_with_path(
+      lambda path, x: x.at[0].set(jnp.inf) if 'final_norm' in str(path[-1]) else x, state.opt_state)
+    run.finish_step(2, ROW, dataclasses.replace(state, opt_state=spoiled), lambda: {'decoder': {}})
+  assert take_steps(config, state)[1] == 1
 
 
 def test_updates_that_are_never_finite_stop_the_run(config, state):
