@@ -152,10 +152,12 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
   means = {name: (float(np.sum(numbers, dtype=np.float64)), len(numbers)) for name, numbers in values.items()}
   on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
   counts = {'trees': len(trees), 'tokens_on_paths': on_paths}
-  counts |= {name: sampled[name] for name in ('tokens_generated', 'tokens_prefilled') if name in sampled}
+  counts |= {name: count for name, count in sampled.items()
+             if name in ('tokens_generated', 'tokens_prefilled') or name.startswith('calls_')}
   everywhere = transfer.gather_objects((means, counts, requests.add_failures([sampled])))
   row = dict(sampled) | requests.add_failures(failures for *_, failures in everywhere)
-  row |= {name: sum(part[name] for _, part, _ in everywhere) for name in counts}
+  for name in dict.fromkeys(name for _, part, _ in everywhere for name in part):
+    row[name] = sum(part.get(name, 0) for _, part, _ in everywhere)
   empty = {'groups_alike': 1.0, 'logprob': math.nan}  # where there are no values
   for name in dict.fromkeys(name for part, *_ in everywhere for name in part):
     total, count = map(sum, zip(*(part[name] for part, *_ in everywhere if name in part)))

@@ -170,7 +170,9 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
     context = Context(3, np.random.default_rng(3), {})
     method.credit(groups, context, **settings)
     trained = credited(groups)
-    row = summary(groups, trained, {}) | context.of_all(sum(map(len, groups)))
+    last = jax.process_index() == jax.process_count() - 1
+    called = {'calls_python': 1} if last else {}
+    row = summary(groups, trained, called) | context.of_all(sum(map(len, groups)))
     parts = []
     for forest in batches.split(trained, 50, np.random.default_rng(1)):
       totals = sum(transfer.gather_objects(count_trained(forest)))
