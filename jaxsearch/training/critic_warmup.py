@@ -266,7 +266,7 @@ class Student:
     self.model_config = model_config
     self.state, self._step = learners.open_critic(config, model_config, params, mesh, config.steps)
     self._values = steps.make_value_step(model_config, mesh=mesh, shared=learners.is_shared(config))
-    self._pack = functools.partial(batches.pack, mesh=mesh, settings=config.train)
+    self._pack = functools.partial(batches.pack, mesh=mesh, settings=config.train, attention=config.attention)
 
   @memory.named('updating the critic', memory.UPDATE)
   def learn(self, trees: Sequence[Tree]) -> dict[str, float]:

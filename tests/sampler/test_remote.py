@@ -256,7 +256,7 @@ def test_llama_cpp_grows_our_trees(make, llama_cpp):
       np.testing.assert_allclose(other.sampler_logprobs, span.sampler_logprobs, atol=0.05)
 
 
-@pytest.mark.parametrize('name', ['search_r1_grpo', 'slate'])
+@pytest.mark.parametrize('name', ['search_r1_grpo', pytest.param('slate', marks=pytest.mark.slow)])
 def test_training_on_llama_cpp(name, llama_cpp, tmp_path):
   assert cli.main(['train', f'--config={name}', *SMALL, f'--config.out={tmp_path}/run', '--config.sampler.engine=llama_cpp']) == 0
   rows = row_files.read(tmp_path / 'run/metrics.jsonl')
