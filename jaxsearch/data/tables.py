@@ -48,6 +48,7 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
 
 
 def rows(path: pathlib.Path) -> Iterator[dict]:
+  """Yields the rows of a Parquet file, or of a folder of Arrow files; ImportError without pyarrow."""
   try:
     import pyarrow
     import pyarrow.parquet

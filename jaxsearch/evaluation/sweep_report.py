@@ -142,18 +142,24 @@ def decide(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict[
     variants = {name: {} for name in config.variants if any(run.variant == name for run in runs)}
     for measure, of_run in measures.items():
       values = {name: {run.seed: of_run(run) for run in runs if run.variant == name} for name in variants}
+      baseline = values.get(config.baseline, {})
       for name, by_seed in values.items():
-        all_seeds = np.stack(list(by_seed.values()))
-        variants[name][measure] = of = {'mean': float(all_seeds.mean()),
-                                        'iqm': verdicts.interquartile_mean(all_seeds)}
-        both = [seed for seed in by_seed if seed in values.get(config.baseline, ())]
-        if both and name != config.baseline:
-          gaps = np.stack([by_seed[seed] - values[config.baseline][seed] for seed in both])
-          of['difference'] = verdicts.estimate(gaps)._asdict()
-          of['seeds_needed'] = verdicts.seeds_needed(gaps, config.get('margin', MARGIN))
+        variants[name][measure] = compare(by_seed, {} if name == config.baseline else baseline, config)
     add_verdicts(variants, config)
     decided[f'{temperature}'] = {'budget': float(budget), 'variants': variants}
   return decided
+
+
+def compare(by_seed: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray],
+            config: ml_collections.ConfigDict) -> dict:
+  """Returns the mean and interquartile mean of seed -> values [Q], and its difference to a baseline's."""
+  every = np.stack(list(by_seed.values()))
+  of = {'mean': float(every.mean()), 'iqm': verdicts.interquartile_mean(every)}
+  if both := by_seed.keys() & baseline.keys():
+    gaps = np.stack([by_seed[seed] - baseline[seed] for seed in sorted(both)])
+    of['difference'] = verdicts.estimate(gaps)._asdict()
+    of['seeds_needed'] = verdicts.seeds_needed(gaps, config.get('margin', MARGIN))
+  return of
 
 
 def add_verdicts(variants: Mapping[str, dict], config: ml_collections.ConfigDict) -> None:
