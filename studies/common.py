@@ -1,0 +1,164 @@
+"""What the studies share: beds, trees grown with frozen weights, equal budgets, intervals, verdicts, files.
+
+A study is cut into parts, each a row of its file of JSON lines: what is there already is not measured again.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+from scipy import stats
+
+from jaxsearch import setup
+from jaxsearch.data.questions import Question
+from jaxsearch.data.sources import load_questions
+from jaxsearch.evaluation import agents, tables, verdicts
+from jaxsearch.evaluation.verdicts import Estimate
+from jaxsearch.methods import find_method
+from jaxsearch.sampler.driver import Agent, rollout
+from jaxsearch.training import row_files
+from jaxsearch.training.saved_policies import VERSIONS
+from jaxsearch.trees.tree import Node, Role, Tree
+
+RUNS = pathlib.Path('docs/claims/runs')  # of studies at full size
+
+
+@dataclasses.dataclass(frozen=True)
+class Bed:
+  """A policy with frozen weights, its search and its questions."""
+  config: ConfigDict
+  policy: agents.Policy
+  agent: Agent
+  questions: Sequence[Question]
+
+
+def paths(name: str, hops: Sequence[int], number: int = 0) -> list[Question]:
+  """Returns the first questions of `name` that are plain paths of so many hops: no comparisons, no sums."""
+  found = [question for question in load_questions(name, hops=tuple(hops), arithmetic=False)
+           if question.metadata.get('operation') is None]
+  return found[:number or None]
+
+
+def open_bed(config: ConfigDict, questions: Sequence[Question], checkpoint: str = '', **grow: Any) -> Bed:
+  """Opens the policy of `checkpoint`, or of config.model, as it samples in training, with tools and services.
+
+  `grow` are settings of the method's `grow` that differ from config.grow.
+  """
+  policy = agents.load_policy(config, checkpoint)
+  engine = setup.open_engine(config, policy.config, policy.tokenizer)
+  engine.load(policy.params)
+  tools = setup.open_tools(config, services=getattr(find_method(config.method), 'SERVICES', ()))
+  return Bed(config, policy, setup.make_agent(config, engine, tools, **grow), questions)
+
+
+def grow(bed: Bed, seed: int, *, copies: int = 1, own: Callable | None = None,
+         **changes: Any) -> list[list[Tree]]:
+  """Grows `copies` trees for each question of a bed and returns them by question.
+
+  Args:
+    seed: of sampling; the same seed gives the same trees.
+    own: a `grow(question, tree)` in place of the method's.
+    changes: of the arguments of `rollout`.
+  """
+  agent = dataclasses.replace(bed.agent, grow=own) if own else bed.agent
+  asked = [question for question in bed.questions for _ in range(copies)]
+  trees, _ = rollout(agent, asked, jax.random.key(seed), **changes)
+  return [trees[start:start + copies] for start in range(0, len(trees), copies)]
+
+
+def cost(nodes: Iterable[Node]) -> int:
+  """Counts the tokens of spans: each is decoded or prefilled once, since the cache keeps what is shared."""
+  return sum(len(node.tokens) for node in nodes)
+
+
+def searches(tree: Tree) -> int:
+  """Counts the searches of a tree that found something."""
+  return sum(bool(node.data.get('documents')) for node in tree.nodes(Role.POLICY))
+
+
+def at_budget(tokens: Sequence[float], values: np.ndarray, budget: float) -> np.ndarray:
+  """Returns the values [...] at `budget` tokens of a curve: values [N,...] at mean `tokens` [N], rising.
+
+  Between two points it is a mixture of both; beyond an end it is that end.
+  """
+  tokens = np.asarray(tokens, float)
+  right = int(np.clip(np.searchsorted(tokens, budget), 1, len(tokens) - 1))
+  share = np.clip((budget - tokens[right - 1]) / (tokens[right] - tokens[right - 1]), 0, 1)
+  return (1 - share) * values[right - 1] + share * values[right]
+
+
+def over_units(values: Sequence[float]) -> Estimate:
+  """Estimates the mean of independent units by Student's t (`verdicts.estimate`: of seeds x questions)."""
+  values = np.asarray(values, float)
+  mean = float(values.mean())
+  if len(values) < 2:
+    return Estimate(mean, None, None, None)
+  if values.std() == 0:
+    return Estimate(mean, mean, mean, float(mean == 0))
+  tested = stats.ttest_1samp(values, 0)
+  low, high = tested.confidence_interval(0.95)
+  return Estimate(mean, float(low), float(high), float(tested.pvalue))
+
+
+def decide(contrasts: Mapping[str, tuple[Estimate, float | None]]) -> list[dict]:
+  """Returns a row for each contrast (estimate, margin): mean, interval, corrected p, verdict.
+
+  Primary are those with a margin: p is corrected over them (Holm). The others are shown and decide nothing.
+  """
+  primary = [name for name, (of, margin) in contrasts.items() if margin is not None and of.p is not None]
+  corrected = dict(zip(primary, verdicts.holm([contrasts[name][0].p for name in primary])))
+  return [{'contrast': name, **of._asdict(), 'corrected': corrected.get(name),
+           'verdict': '' if margin is None else verdicts.verdict(of, margin, corrected.get(name))}
+          for name, (of, margin) in contrasts.items()]
+
+
+def interval(of: Estimate, scale: float = 1, digits: int = 1) -> str:
+  """Returns 'mean [low, high]', each times `scale`."""
+  ends = '' if of.low is None else f' [{of.low * scale:+.{digits}f}, {of.high * scale:+.{digits}f}]'
+  return f'{of.mean * scale:+.{digits}f}{ends}'
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns a Markdown table of rows with the same keys; the first column is what a row is."""
+  cell = lambda value: '' if value is None else f'{value:.3g}' if isinstance(value, float) else str(value)
+  return tables.layout([list(rows[0]), *(list(map(cell, row.values())) for row in rows)], 'markdown')
+
+
+def measured(path: pathlib.Path, parts: Mapping[str, Callable[[], dict]]) -> dict[str, dict]:
+  """Returns name -> row of every part; those that the file at `path` lacks are measured and appended."""
+  have = {row['part']: row for row in row_files.read(path)}
+  path.parent.mkdir(parents=True, exist_ok=True)
+  for name, measure in parts.items():
+    if name not in have:
+      have[name] = {'part': name} | measure() | VERSIONS | {'date': datetime.date.today().isoformat()}
+      row_files.append(path, [have[name]])
+      print(f'{name}: done', flush=True)
+  return {name: have[name] for name in parts}
+
+
+def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
+         sizes: Mapping[str, Mapping[str, Any]], arguments: Sequence[str] | None = None,
+         **options: str) -> None:
+  """Runs a study from its command line and prints its tables.
+
+  Args:
+    study: (the settings of its size, its options and others; its file of rows) -> Markdown.
+    sizes: by name, the settings of each; the first is what the plan says.
+    options: further flags and their defaults.
+  """
+  full = next(iter(sizes))
+  parser = argparse.ArgumentParser(prog=f'python -m studies.{name}')
+  parser.add_argument('--size', choices=sizes, default=full)
+  parser.add_argument('--out', help=f'folder for its rows; {RUNS}, or runs/studies for another size')
+  for flag, default in options.items():
+    parser.add_argument(f'--{flag}', default=default)
+  given = parser.parse_args(arguments)
+  vars(given).update(sizes[given.size])
+  out = given.out or (RUNS if given.size == full else 'runs/studies')
+  print(study(given, pathlib.Path(out) / f'{name}.jsonl'))
