@@ -2,14 +2,15 @@
 
     python benchmarks/sampler.py --turns 4
     python benchmarks/sampler.py --turns 8 --peer transformers --peer loop --peer tunix --peer-python VENV_WITH_TUNIX/bin/python
+    python benchmarks/sampler.py --preset smollm2-135m --shape 16 3 200 64 120 --peer transformers --peer llama_cpp --gguf F.gguf
     python benchmarks/sampler.py --preset qwen2.5-3b --dtype bfloat16
     python benchmarks/sampler.py --ragged --search-ms 200
     python benchmarks/sampler.py --text --slots 64 --tokenizer SmolLM2.gguf
 
-Lockstep (default): 16 rollouts, a prompt of 64 tokens, then T turns of 32 generated and 96 observation tokens, a Qwen2.5 of 8
-layers and width 512 in float32 (or --preset and
---dtype) with random weights. Sampling at temperature 1 with stop strings, forbidden tokens and
-log-probabilities on. Each peer does the same rollouts in its own process (sampler_peers.py), one after the other.
+Lockstep (default): 16 rollouts, a prompt of 64 tokens, then T turns of 32 generated and 96 observation tokens (or --shape), a
+Qwen2.5 of 8 layers and width 512 in float32 (or --preset and --dtype) with random weights. Sampling at temperature 1 with stop
+strings, forbidden tokens and log-probabilities on. Each peer does the same rollouts in its own process (sampler_peers.py), one
+after the other.
 Ragged: 64 rollouts of 1 to 6 turns of 8 to 64 tokens on 16 slots, with continuous batching and, for comparison, in batches of
 16 that wait for their slowest rollout at every turn.
 Text: rollouts on N slots with a real tokenizer (tokenizer.json, GGUF file or folder) and its whole vocabulary. The policy says
@@ -206,10 +207,13 @@ def lockstep(args, params):
     grow(other, lengths)
     others = min(grow(other, lengths)[0] for _ in range(args.repeats))
     result |= {f'{kind}_tokens_per_second': tokens / others, f'times_{kind}': others / seconds}
+  model = dataclasses.asdict(CONFIG)
   for peer in args.peer:
     script = pathlib.Path(__file__).with_name('sampler_peers.py')
     python = args.peer_python if peer == 'tunix' and args.peer_python else sys.executable
-    sizes = dict(turns=args.turns, repeats=args.repeats, rows=SLOTS, prompt=PROMPT, generated=GENERATED, observed=OBSERVED)
+    sizes = dict(model=model, turns=args.turns, repeats=args.repeats, rows=SLOTS, prompt=PROMPT, generated=GENERATED,
+                 observed=OBSERVED)
+    sizes |= {'gguf': args.gguf} if peer == 'llama_cpp' else {'dtype': args.dtype} if peer == 'transformers' else {}
     out = subprocess.run([python, script, peer, json.dumps(sizes)], stdout=subprocess.PIPE, check=True, text=True).stdout
     peer_seconds = json.loads(out.splitlines()[-1])['seconds']
     result |= {f'{peer}_tokens_per_second': tokens / peer_seconds, f'times_{peer}': peer_seconds / seconds}
@@ -329,6 +333,8 @@ def text(args, _):
 def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--turns', type=int, default=4)
+  parser.add_argument('--shape', type=int, nargs=5, metavar=('ROWS', 'TURNS', 'PROMPT', 'GENERATED', 'OBSERVED'),
+                      help='of lockstep: rollouts, turns and tokens')
   parser.add_argument('--repeats', type=int, default=3, help='the fastest counts')
   parser.add_argument('--preset', help='of lockstep and --ragged: a model of jaxsearch/models/architecture.py')
   parser.add_argument('--dtype', default='float32', choices=('float32', 'bfloat16'))
@@ -338,14 +344,20 @@ def main():
   parser.add_argument('--tokenizer', help='with --text: tokenizer.json, GGUF file or folder')
   parser.add_argument('--search-ms', type=float, default=0, help='with --ragged and --text')
   parser.add_argument('--weights', action='append', choices=('int8', 'fp8'), default=[], help='of lockstep, beside the full ones')
-  parser.add_argument('--peer', action='append', choices=('tunix', 'transformers', 'loop'), default=[], help='of lockstep')
+  parser.add_argument('--peer', action='append', choices=('tunix', 'transformers', 'loop', 'llama_cpp'), default=[],
+                      help='of lockstep')
+  parser.add_argument('--gguf', help="llama_cpp's weights, of the same architecture")
   parser.add_argument('--peer-python', help='interpreter that has google-tunix')
   args = parser.parse_args()
   if args.text and not args.tokenizer:
     parser.error('--text needs --tokenizer')
-  if args.preset and (args.text or args.peer):
-    parser.error('--preset is for lockstep and --ragged, without --peer')
-  global CONFIG
+  if args.preset and (args.text or 'tunix' in args.peer):
+    parser.error('--preset is for lockstep and --ragged, without tunix')
+  if 'llama_cpp' in args.peer and not args.gguf:
+    parser.error('llama_cpp needs --gguf')
+  global CONFIG, SLOTS, PROMPT, GENERATED, OBSERVED
+  if args.shape:
+    SLOTS, args.turns, PROMPT, GENERATED, OBSERVED = args.shape
   CONFIG = dataclasses.replace(preset(args.preset) if args.preset else CONFIG, dtype=args.dtype)
   measure = text if args.text else ragged if args.ragged else lockstep
   params = None if args.text else jax.jit(lambda key: initial_params(CONFIG, key, CONFIG.dtype))(jax.random.key(0))
