@@ -27,7 +27,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
                             chat=chat)
-  written = [node.text for node in tree.nodes(Role.POLICY)]
+  written = [tree.grammar.opened + node.text for node in tree.nodes(Role.POLICY)]
   tree.metrics['format'] = formats.research_format(written, boxed=boxed)
   if boxed and tree.answer is not None:
     tree.answer = formats.last_boxed(tree.answer)

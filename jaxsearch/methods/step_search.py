@@ -24,7 +24,6 @@ from jaxsearch.methods.credit import credit_with_critic, rewarded
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
-from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
 __all__ = ['credit', 'grow']
@@ -50,9 +49,9 @@ def rounds(tree: Tree) -> list[Node]:
 
 def reward(tree: Tree, key_weight: float = 0.618) -> float:
   """Returns `r_answer + gamma_key r_key` (eq. 6) and notes the parts in tree.metrics."""
-  written = [node.text for node in tree.nodes(Role.POLICY)]
-  thought = any(element.name == 'think' for span in written for element in grammar.elements(span))
-  well_formed = rounds(tree) and thought and formats.only_box(written, 'answer') is not None  # section 2.3.1
+  spans = tree.nodes(Role.POLICY)
+  boxed = formats.only_box([node.text for node in spans], 'answer') is not None
+  well_formed = rounds(tree) and boxed and any(read(node).thinking for node in spans)  # section 2.3.1
   answer = f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
   queries = [read(node).query for node in rounds(tree)]
   keys = search_keys(queries, tree.question.metadata.get('steps', ()))

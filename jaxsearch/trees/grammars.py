@@ -47,6 +47,7 @@ class Tagged:
   strict: bool = False
   kinds = ()  # of malformed calls, for counting
   lead = ' '  # before the first word of a reply to `aside`
+  opened = ''  # what of a span stands in front of it
 
   @property
   def stops(self) -> tuple[str, ...]:

@@ -224,6 +224,10 @@ class Native(Tagged):
     return tuple(map(self.tokenizer.backend.id_to_token, sorted(missing)))
 
   @property
+  def opened(self) -> str:
+    return '<think>' * self.frames.thinks
+
+  @property
   def offered(self) -> list[dict[str, Any]]:
     """Returns the tools, as chat templates and servers take them."""
     return [{'type': 'function', 'function': dict(tool.schema)} for tool in self.tools.values()]

