@@ -9,9 +9,11 @@ import re
 from collections.abc import Callable, Iterator
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 
 from jaxsearch import setup
+from jaxsearch.models.architecture import parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import targets
 from jaxsearch.parallel.compiled import collectives
@@ -67,13 +69,17 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
   seconds = [sum(phases.values()) if complete else None for phases in limits.values()]
   live = run.weights + work.mean_length * run.engine.slots / run.engine.groups / run.engine.lanes * run.token
   derived = ('decoded', 'prefilled', 'trained', 'mean_length')
+  serving = 0 if engine == 'jax' else servers(limits['expected_seconds'], len(devices))
+  shapes = jax.tree.leaves(parameter_shapes(setup.architecture(config)), is_leaf=lambda x: isinstance(x, tuple))
+  size = jnp.dtype(config.dtype).itemsize * sum(map(math.prod, shapes))
   return {
     'model': config.model, 'devices': len(devices), 'hosts': run.hosts,
     'resident': {name: getattr(run, name) for name in ('parameters', 'moments', 'weights', 'cache')},
     'released': run.released, 'load': load, 'programs': figures,
     'work': dataclasses.asdict(work) | {name: getattr(work, name) for name in derived},
     'workloads': workloads, 'step_seconds': seconds[0], 'expected_step_seconds': seconds[1],
-    'servers': 0 if engine == 'jax' else servers(limits['expected_seconds'], len(devices)),
+    'servers': serving, 'reload_bytes': size,
+    'reload_seconds': serving and step.reload_seconds(size, math.ceil(serving * run.hosts / len(devices))),
     'decode_traffic': figures['decode']['each']['bytes'] / live,
     'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
     'advice': '' if highest <= limit else advice(config, run, needs, limit)}
@@ -239,6 +245,9 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
     left = plan['devices'] - plan['servers']
     yield (f'with servers for rollouts: {plan["servers"]} devices for them, {left} to train, if they sample '
            'as fast as ours and train.async_steps=1; memory is as without them')
+    rates = (step.CALIBRATION[name] / 1e9 for name in ('disk_write', 'disk_read'))
+    yield (f'new weights, {plan["reload_bytes"] / 1e9:.2f} GB, reach them in {plan["reload_seconds"]:.1f} s by a '
+           'shared disk that takes {:.2f} and gives {:.2f} GB a second, before each rollout'.format(*rates))
   yield (f'fits: {plan["share"]:.0%} of a device at most' if plan['fits'] else
          f'does not fit: {plan["share"]:.0%} of a device, {POOL:.0%} are allowed; set {plan["advice"]}')
 
@@ -247,6 +256,6 @@ def short(plan: dict) -> dict:
   """Returns the line of JSON; what did not compile for want of memory has null bytes."""
   programs = {name: program['memory']['total'] for name, program in plan['programs'].items()}
   kept = ('fits', 'bytes_per_device', 'share', 'step_seconds', 'expected_step_seconds', 'workloads', 'advice',
-          'resident', 'target', 'devices', 'servers', 'largest')
+          'resident', 'target', 'devices', 'servers', 'reload_seconds', 'largest')
   result = {name: plan[name] for name in kept if name in plan} | {'programs': programs}
   return json.loads(json.dumps(result), parse_constant=lambda _: None)

@@ -47,7 +47,7 @@ def test_a_small_plan(config, target):
   """One compilation of all programs; the figures that follow from shapes are computed again here."""
   said = []
   with config.unlocked():
-    config.train.micro_rows = 6
+    config.train.micro_rows, config.sampler.engine = 6, 'vllm'
   made = plan.plan(config, target, say=said.append)
   assert said[0] == 'train.micro_rows=6 does not split over 4 devices, planned with 8' and len(said) == 5
   resident, update, decode = made['resident'], made['programs']['update'], made['programs']['decode']
@@ -90,9 +90,14 @@ def test_a_small_plan(config, target):
   # A host, one after the other; 2,560 chains of 2.5 spans.
   assert published['expected_seconds']['rollout'] - published['roofline_seconds']['rollout'] > 6400 * 0.77e-3
   assert made['bytes_per_device'] == max(each['memory']['total'] for each in made['programs'].values())
-  assert any('fits' in line for line in plan.lines(made, target))
+  lines = list(plan.lines(made, target))
+  assert any('fits' in line for line in lines)
+  # Whole, in float32, through a disk that the servers' host reads.
+  assert made['reload_bytes'] == parameters() * 4 and 1 <= made['servers'] <= 3
+  assert made['reload_seconds'] == pytest.approx(parameters() * 4 * (1 / 880 + 1 / 2600) / 2**20)
+  assert any('new weights, 0.' in line and 'before each rollout' in line for line in lines)
   short = plan.short(made | {'target': 'x'})
-  kept = {'fits', 'bytes_per_device', 'step_seconds', 'expected_step_seconds', 'workloads'}
+  kept = {'fits', 'bytes_per_device', 'reload_seconds', 'step_seconds', 'expected_step_seconds', 'workloads'}
   assert kept <= short.keys() and json.dumps(short)
 
 
