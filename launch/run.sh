@@ -117,6 +117,7 @@ serve() {
     start 'the retriever' "$PORT" env "${on[@]}" "$jaxsearch" serve $RETRIEVER --port "$PORT"
   fi
   if [ -n "$ROLLOUT" ] && [ -z "$ROLLOUT_URLS" ]; then
+    [ "$HOSTS" != auto ] || { echo 'run.sh: on hosts of TPUs: ROLLOUT needs ROLLOUT_URLS, of servers elsewhere' >&2; exit 2; }
     [ -n "$MODEL" ] || { echo 'run.sh: ROLLOUT needs MODEL, a Hugging Face folder' >&2; exit 2; }
     on=()
     [ -z "$ROLLOUT_GPUS" ] || on=(CUDA_VISIBLE_DEVICES="$ROLLOUT_GPUS")

@@ -139,19 +139,22 @@ def test_a_search_server_gets_the_gpus_that_are_named_for_it(tmp_path):
   assert refused.returncode == 2 and 'RETRIEVER_GPUS and ROLLOUT_GPUS need TRAIN_GPUS' in refused.stderr
 
 
+@pytest.mark.parametrize('script', ['run.sh', 'slurm.sbatch'])
 @pytest.mark.parametrize(('engine', 'command'), [
   ('vllm', 'VLLM_SERVER_DEV_MODE=1 python3 -m vllm.entrypoints.cli.main serve /w/Qwen --enable-scale-out '
            '--enable-prompt-tokens-details'),
   ('sglang', 'python3 -m sglang.launch_server --model-path /w/Qwen')])
-def test_a_rollout_server_starts_beside_the_job(engine, command, tmp_path):
+def test_a_rollout_server_starts_beside_the_job(engine, command, script, tmp_path):
   job = dict(OUT=str(tmp_path), ROLLOUT=engine, MODEL='/w/Qwen', ROLLOUT_GPUS='2,3', TRAIN_GPUS='0,1',
              ROLLOUT_ARGS='--dtype=bfloat16')
-  server, train = run('run.sh', '--dry-run', **job).stdout.replace('\\', '').splitlines()[-2:]
+  server, train = run(script, '--dry-run', **job, SLURM_GPUS_ON_NODE='4').stdout.replace('\\', '').splitlines()[-2:]
   assert server.split() == ['env', 'CUDA_VISIBLE_DEVICES=2,3', *command.split(), '--host', '127.0.0.1', '--port',
                             '8001', '--dtype=bfloat16']
   assert f'--config.sampler.engine={engine} --config.sampler.urls=http://127.0.0.1:8001' in train
   found = run('run.sh', '--dry-run', **job | {'ROLLOUT_URLS': 'http://a:1,http://b:1'}).stdout.replace('\\', '')
   assert '--config.sampler.urls=http://a:1,http://b:1' in found and command not in found
+  refused = run('run.sh', '--dry-run', **job, HOSTS='auto')
+  assert refused.returncode == 2 and 'TPUs: ROLLOUT needs ROLLOUT_URLS' in refused.stderr
 
 
 @pytest.mark.parametrize(('script', 'gpus'), [('gke.sh', True), ('xpk.sh', False), ('tpu-vm.sh', False)])
@@ -178,7 +181,8 @@ def test_hosts_share_what_they_have_compiled(programs, hosts, given, expected):
 @pytest.mark.parametrize('rented', [
   {'HOSTS': '4'},
   {'HOSTS': '2', 'RESOURCE': 'nvidia.com/gpu', 'DEVICES': '8',
-   'NODES': '{"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}'}])
+   'NODES': '{"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}', 'ROLLOUT': 'sglang', 'MODEL': '/data/Qwen',
+   'ROLLOUT_GPUS': '4,5,6,7', 'TRAIN_GPUS': '0,1,2,3', 'ROLLOUT_PYTHON': '/sglang/bin/python', 'ROLLOUT_ARGS': '--tp-size=4'}])
 def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
   kubernetes_validate = pytest.importorskip('kubernetes_validate')
   found = yaml.safe_load(run('gke.sh', '--dry-run', '--config.grow.max_tokens=5', 'say "hello"',
@@ -194,10 +198,15 @@ def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
   devices = {rented.get('RESOURCE', 'google.com/tpu'): int(rented.get('DEVICES', 4))}
   assert container['resources']['limits'] == devices
   environment = {one['name']: one['value'] for one in container['env']}
-  pod = run('run.sh', '--dry-run', *container['args'], **environment,
-            JOB_COMPLETION_INDEX='1').stdout.splitlines()[-1]
+  said = run('run.sh', '--dry-run', *container['args'], **environment, JOB_COMPLETION_INDEX='1').stdout.replace('\\', '')
+  pod = said.splitlines()[-1]
   assert f'num_processes={rented["HOSTS"]}' in pod and 'process_id=1' in pod
   assert 'coordinator=night-hosts-0-0.night:8476' in pod
+  if 'ROLLOUT' in rented:
+    assert 'sampler.engine=sglang --config.sampler.urls=http://127.0.0.1:8001' in pod
+    assert said.splitlines()[-2].rstrip() == (
+      'env CUDA_VISIBLE_DEVICES=4,5,6,7 /sglang/bin/python -m sglang.launch_server --model-path /data/Qwen '
+      '--host 127.0.0.1 --port 8001 --tp-size=4')
 
 
 def test_skypilot_and_the_notebook_have_the_scripts_names():

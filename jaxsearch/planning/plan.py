@@ -70,8 +70,9 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
   live = run.weights + work.mean_length * run.engine.slots / run.engine.groups / run.engine.lanes * run.token
   derived = ('decoded', 'prefilled', 'trained', 'mean_length')
   serving = 0 if engine == 'jax' else servers(limits['expected_seconds'], len(devices))
-  shapes = jax.tree.leaves(parameter_shapes(setup.architecture(config)), is_leaf=lambda x: isinstance(x, tuple))
-  size = jnp.dtype(config.dtype).itemsize * sum(map(math.prod, shapes))
+  shapes = parameter_shapes(setup.architecture(config))
+  numbers = sum(map(math.prod, jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple))))
+  size = jnp.dtype(config.dtype).itemsize * numbers
   return {
     'model': config.model, 'devices': len(devices), 'hosts': run.hosts,
     'resident': {name: getattr(run, name) for name in ('parameters', 'moments', 'weights', 'cache')},
@@ -246,8 +247,8 @@ def lines(plan: dict, target: targets.Target) -> Iterator[str]:
     yield (f'with servers for rollouts: {plan["servers"]} devices for them, {left} to train, if they sample '
            'as fast as ours and train.async_steps=1; memory is as without them')
     rates = (step.CALIBRATION[name] / 1e9 for name in ('disk_write', 'disk_read'))
-    yield (f'new weights, {plan["reload_bytes"] / 1e9:.2f} GB, reach them in {plan["reload_seconds"]:.1f} s by a '
-           'shared disk that takes {:.2f} and gives {:.2f} GB a second, before each rollout'.format(*rates))
+    yield (f'new weights, {plan["reload_bytes"] / 1e9:.2f} GB, reach them in {plan["reload_seconds"]:.1f} s, '
+           'before each rollout, by a shared disk: {:.2f} GB/s in, {:.2f} out'.format(*rates))
   yield (f'fits: {plan["share"]:.0%} of a device at most' if plan['fits'] else
          f'does not fit: {plan["share"]:.0%} of a device, {POOL:.0%} are allowed; set {plan["advice"]}')
 

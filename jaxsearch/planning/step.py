@@ -22,7 +22,8 @@ CALIBRATION = {
   'layer': (5e-3 - 1.8e-3 - 77 * 10e-6) / 36,  # seconds a token on GPUs, launches and host syncs; audit
   'span': 0.77e-3,      # seconds of a host, one policy span after the other; benchmarks/host.py on a busy CPU
   'search': 0.1,        # seconds, sampler.tool_workers at a time; assumed, configs do not say it
-  # Bytes a second of a shared disk: Filestore, High Scale, 10 TiB; cloud.google.com/filestore/docs/performance
+  # Bytes a second of a shared disk: Filestore High Scale, 10 TiB;
+  # cloud.google.com/filestore/docs/performance
   'disk_write': 880 * 2**20, 'disk_read': 2600 * 2**20,
 }
 
@@ -133,7 +134,7 @@ def waits(work: Work, *, hosts: int, workers: int, hidden: float = 0.0) -> float
 
 
 def reload_seconds(size: int, hosts: int) -> float:
-  """Returns the expected seconds until servers on `hosts` have new weights of `size` bytes, by a shared disk."""
+  """Returns the expected seconds until servers on `hosts` have new weights of `size` bytes, by a disk."""
   return size / CALIBRATION['disk_write'] + hosts * size / CALIBRATION['disk_read']
 
 

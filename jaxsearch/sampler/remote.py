@@ -13,6 +13,7 @@ import itertools
 import math
 import pathlib
 import shutil
+import socket
 import tempfile
 import threading
 import time
@@ -49,16 +50,21 @@ class ServerError(RequestError):
 
 
 class Server:
-  """One server, and the label of the weights that it is known to have; None where that is not known."""
+  """One server, and the label of the weights that it is known to have; None where that is not known.
+
+  `told`: whether it is this process that tells it of new weights.
+  """
 
   def __init__(self, url: str, protocol: Any, timeout: float):
-    self.protocol, self.label, self.timeout = protocol, None, timeout
+    self.protocol, self.label, self.timeout, self.told = protocol, None, timeout, True
     self.lock, self.rests_until, self.rest = threading.Lock(), 0.0, 1.0
     self.reach(url)
 
   def reach(self, url: str) -> None:
     address = parse_url(url)
-    self.url, self.on_this_host = url, address.host in ('localhost', '127.0.0.1', '::1')
+    on_this_host = address.host in ('localhost', '127.0.0.1', '::1')
+    self.url = url
+    self.name = [socket.gethostname() if on_this_host else '', url]  # the same for all processes
 
     @functools.cache
     def client(path: str) -> JsonClient:
@@ -122,6 +128,16 @@ class OwnLlama(Server):
     self.reach(self.running.listening_address)
 
 
+def tellers(everywhere: Sequence[Sequence[Any]], process: int) -> list[int]:
+  """Returns for each server of a process the process that tells it of new weights, one of those that have it.
+
+  `everywhere` has the names of the servers of each process.
+  """
+  having = ([number for number, names in enumerate(everywhere) if name in names]
+            for name in everywhere[process])
+  return [processes[number % len(processes)] for number, processes in enumerate(having)]
+
+
 class RemoteEngine:
   """Stands in for an `engine.Engine`, with the policy on servers.
 
@@ -143,6 +159,9 @@ class RemoteEngine:
     self.temporary = None if urls else tempfile.TemporaryDirectory(prefix='jaxsearch-')
     self.folder = pathlib.Path(self.temporary.name if self.temporary else folder).absolute()
     self.servers = [Server(url, self.protocol, timeout) for url in urls.split(',') if url]
+    everywhere = transfer.gather_objects([server.name for server in self.servers])
+    for server, process in zip(self.servers, tellers(everywhere, jax.process_index())):
+      server.told = process == jax.process_index()
     self.run = transfer.broadcast(uuid.uuid4().hex[:8])  # a server may still have weights of another run
     self.version, self.label = 0, None
     self.homes: dict[str | None, int] = {}  # of each question, the number of its server
@@ -194,11 +213,10 @@ class RemoteEngine:
     elif self.kind != 'llama_cpp' and jax.process_index() == 0:
       hub.save(model, new, self.tokenizer, dtype=self.config.dtype)
     transfer.broadcast(None)  # it is written
-    own = [server for number, server in enumerate(self.servers)  # others are told by other processes
-           if server.on_this_host or number % jax.process_count() == jax.process_index()]
-    self._on_each(self._update, own)
-    for server in set(self.servers) - set(own):
-      server.label = self.label
+    self._on_each(self._update, [server for server in self.servers if server.told])
+    for server in self.servers:
+      if not server.told:
+        server.label = self.label  # another process has seen to it
     transfer.broadcast(None)
     if old and (jax.process_index() == 0 or self.temporary):
       shutil.rmtree(old, ignore_errors=True)
@@ -286,7 +304,8 @@ class RemoteEngine:
   def _servers(self, request: Generate | Score) -> list[Server]:
     """Returns all servers, that of the request's question first."""
     question = request.node.tree.question
-    home = self.homes.setdefault(question and question.id, len(self.homes) % len(self.servers))
+    number = (len(self.homes) + jax.process_index()) % len(self.servers)
+    home = self.homes.setdefault(question and question.id, number)
     return self.servers[home:] + self.servers[:home]
 
   def _read(self, reply: Any) -> Reply:

@@ -11,7 +11,8 @@ from tests.tools.serving import Service, send
 
 
 class StandIn:
-  """One server. `script(text) -> str` is what the model writes after a text; `fault` is 'hang', 'die' or None.
+  """One server. `script(text, seed) -> str` is what the model writes after a text, for a request of this seed;
+  `fault` is 'hang', 'die' or None.
 
   Attributes:
     seen: (path, body) of all requests.
@@ -22,21 +23,21 @@ class StandIn:
     self.tokenizer, self.script, self.fault = tokenizer, script, None
     self.seen, self.label, self.cache, self.lock = [], 'default', [], threading.Lock()
 
-  def next(self, ids):
+  def next(self, ids, seed):
     """The token after `ids`, which may end in the middle of what the model writes."""
-    script = [*self.tokenizer.encode(self.script(self.tokenizer.decode(ids))), *self.tokenizer.eos_ids[:1]]
+    script = [*self.tokenizer.encode(self.script(self.tokenizer.decode(ids), seed)), *self.tokenizer.eos_ids[:1]]
     written = next(k for k in range(min(len(ids), len(script)), -1, -1) if ids[len(ids) - k:] == script[:k])
     return script[min(written, len(script) - 1)]
 
   def logprob(self, ids, token):
     return -((sum(ids[-3:]) + token) % 97) / 100
 
-  def generate(self, ids, most, stop, ends):
+  def generate(self, ids, most, stop, ends, seed=0):
     """(tokens, their log-probabilities, cached tokens of the prompt): up to the first stop string or end."""
     tokens, logprobs = [], []
     while len(tokens) < most and not (tokens and (
         tokens[-1] in ends or any(each in self.tokenizer.decode(tokens) for each in stop))):
-      tokens.append(self.next(ids + tokens))
+      tokens.append(self.next(ids + tokens, seed))
       logprobs.append(self.logprob(ids + tokens[:-1], tokens[-1]))
     shared = lambda other: next((i for i, (a, b) in enumerate(zip(ids, other)) if a != b), min(len(ids), len(other)))
     with self.lock:
@@ -58,7 +59,8 @@ class Vllm(StandIn):
       wanted = body['sampling_params']
       assert not wanted.get('stop') or wanted.get('detokenize', True)
       tokens, logprobs, cached = self.generate(
-        body['token_ids'], wanted['max_tokens'], wanted.get('stop', []), wanted.get('stop_token_ids', []))
+        body['token_ids'], wanted['max_tokens'], wanted.get('stop', []), wanted.get('stop_token_ids', []),
+        wanted.get('seed', 0))
       content = [{'token_id': token, 'logprob': logprob, 'rank': 1, 'top_logprobs': []}
                  for token, logprob in zip(tokens, logprobs)]
       prompt = [None if scored is None else {str(token): {'logprob': scored, 'rank': 1, 'decoded_token': None}}
@@ -87,7 +89,8 @@ class Sglang(StandIn):
     if path == '/generate':
       wanted = body['sampling_params']
       tokens, logprobs, cached = self.generate(
-        body['input_ids'], wanted['max_new_tokens'], wanted.get('stop') or [], wanted.get('stop_token_ids', []))
+        body['input_ids'], wanted['max_new_tokens'], wanted.get('stop') or [], wanted.get('stop_token_ids', []),
+        wanted.get('sampling_seed', 0))
       about = {'id': 'r', 'finish_reason': {'type': 'stop'}, 'prompt_tokens': len(body['input_ids']),
                'weight_version': self.label, 'cached_tokens': cached}
       if body.get('return_logprob'):
@@ -119,6 +122,9 @@ def serving(stand_in, port=0):
         return self.close_connection  # no answer at all
       status, reply = stand_in.serve(self.path, body)
       send(self, json.dumps(reply).encode(), status)
+
+    def do_GET(self):
+      send(self, b'', 200 if self.path == '/health' else 404)
 
     def log_message(self, *args):
       """Quiet."""

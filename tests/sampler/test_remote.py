@@ -35,7 +35,7 @@ class Search:
     return [[Document('1', 'Tide', f'Tide is by Ada Moor; {query}.')][:topk] for query in queries]
 
 
-def writes(text):
+def writes(text, seed=0):
   """Searches once, then answers, and would go on."""
   return (ANSWERS if 'Ada Moor' in text else SEARCHES) + ' and so on'
 
@@ -120,6 +120,20 @@ def test_scores_are_those_of_the_prompt(kind, policy, tmp_path):
     assert tree.answer == [*expected, None]
     with pytest.raises(ValueError, match='temperature 0.5: servers give those at 1'):
       grown(engine, grow, count=1, sampling=Sampling(0.5))
+
+
+def test_forbidden_tokens_are_refused(policy, tmp_path):
+  grow = lambda question, tree: (yield Generate(tree.root.append('Q', Role.PROMPT), forbid=(3,)))
+  with opened('vllm', policy, tmp_path) as (engine, _), pytest.raises(
+      ValueError, match="sampler.engine='vllm' cannot forbid tokens"):
+    grown(engine, grow, count=1)
+
+
+def test_each_server_is_told_of_new_weights_by_one_process():
+  shared = [['', 'http://a'], ['', 'http://b'], ['', 'http://c']]
+  assert [remote.tellers([shared, shared], process) for process in (0, 1)] == [[0, 1, 0]] * 2
+  beside = [[['one', 'http://localhost']]] * 2 + [[['two', 'http://localhost']]] * 2  # two processes on each of two hosts
+  assert [remote.tellers(beside, process) for process in range(4)] == [[0], [0], [2], [2]]
 
 
 @both
@@ -212,14 +226,16 @@ SMALL = ['--config.steps=2', '--config.questions_per_step=2', '--config.eval.eve
 
 @both
 def test_training_on_servers(kind, policy, tmp_path):
-  server = STAND_INS[kind](policy.tokenizer, lambda text: SEARCHES if '</information>' not in text else ANSWERS)
+  server = STAND_INS[kind](policy.tokenizer, lambda text, _: SEARCHES if '</information>' not in text else ANSWERS)
   with serving(server) as url:
     assert cli.main(['train', '--config=search_r1_grpo', *SMALL, '--config.group_size=2', f'--config.out={tmp_path}/run',
                      f'--config.sampler.engine={kind}', f'--config.sampler.urls={url}',
-                     f'--config.train.async_steps={int(kind == "vllm")}']) == 0  # one of them a step ahead
+                     f'--config.train.async_steps={int(kind == "vllm")}',  # one of them a step ahead
+                     '--config.monitor.window=2']) == 0
   rows = row_files.read(tmp_path / 'run/metrics.jsonl')
   assert [row['searches'] for row in rows] == [1, 1] and all(row['importance_weight'] < 2.001 for row in rows)
   assert all(row['logprob_gap'] > 0.1 and row['seconds_weights'] > 0 and row['tokens_reused'] > 0 for row in rows)
+  assert ['logprob_gap' in row.get('alarms', '') for row in rows] == [False, True]  # what the stand-in says is made up
 
 
 @pytest.mark.parametrize(('changes', 'message'), [
