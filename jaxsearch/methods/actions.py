@@ -129,3 +129,20 @@ def ask_judge(tree: Tree, items: Sequence[tuple[judge.Item, Node]],
     tree.metrics['judge_unreadable'] += failed
     scores.append(unreadable if failed else reply)
   return scores
+
+
+def abreast(growths: Sequence[Growth[Any]]) -> Growth[list[Any]]:
+  """Advances several growths in step, so that what they request is served together; returns their results."""
+  results, replies = [None] * len(growths), dict.fromkeys(range(len(growths)))
+  while replies:
+    asked = {}
+    for place, reply in replies.items():
+      try:
+        asked[place] = growths[place].send(reply)
+      except StopIteration as end:
+        results[place] = end.value
+    several = {place: each if isinstance(each, list) else [each] for place, each in asked.items()}
+    served = iter((yield [request for each in several.values() for request in each]) if asked else ())
+    replies = {place: [next(served) for _ in each] for place, each in several.items()}
+    replies = {place: each if isinstance(asked[place], list) else each[0] for place, each in replies.items()}
+  return results

@@ -28,13 +28,15 @@ def padded(size: int) -> int:
 
 
 def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, normalize_std: bool = True,
-                  singleton: str = 'zero') -> None:
+                  singleton: str = 'zero', ddof: int = 1, added: float | None = None) -> None:
   """Compares the members of each group: every span of a member gets the member's value relative to its group.
 
   Args:
     groups: the (spans, value) of each member, which is a span, a chain or a whole tree.
     normalize_std: False gives `value - mean`.
     singleton: what the only member of a group gets: 'zero', or 'raw' for its value as it is.
+    ddof: 1 for the sample, 0 for the population standard deviation.
+    added: if given, what a span gets is added, times this, to the credit that it has.
   """
   members = [member for group in groups for member in group]
   sizes = [len(group) for group in groups if len(group)]
@@ -42,10 +44,11 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
   values, ids = np.zeros(size, np.float32), np.full(size, -1)  # padding belongs to no group
   values[:len(members)] = [value for _, value in members]
   ids[:len(members)] = np.repeat(np.arange(len(sizes)), sizes)
-  advantages = group_relative(values, ids, size, normalize_std=normalize_std, singleton=singleton)
-  for (spans, _), advantage in zip(members, np.asarray(advantages)):
+  advantages = group_relative(values, ids, size, normalize_std=normalize_std, singleton=singleton,
+                              ddof=ddof)
+  for (spans, _), advantage in zip(members, np.asarray(advantages).tolist()):
     for node in spans:
-      node.advantages = float(advantage)
+      node.advantages = advantage if added is None else node.advantages + added * advantage
 
 
 def credit_relative(groups: Groups, *, normalize_std: bool = True, singleton: str = 'raw') -> None:

@@ -68,12 +68,13 @@ def test_a_tool_that_fails_is_said():
 
 
 @pytest.mark.parametrize('family', FAMILIES)
-@pytest.mark.parametrize('name', ['search_r1', 'search_r1_ppo', 'cusearch', 'r_search', 'research', 'step_search'])
+@pytest.mark.parametrize('name', ['search_r1', 'search_r1_ppo', 'cusearch', 'r_search', 'research', 'step_search',
+                                  'igpo', 'gigpo'])
 def test_methods_of_one_chain(family, name):
   method = find_method(name)
   template = name if name in ('r_search', 'research', 'step_search') else 'search_r1'
   answer = '<think>x</think><original_evidence>text</original_evidence><answer>\\boxed{Ada}</answer>'
-  tree, requests, _ = drive(family, [[search('a')], answer], method, template, asked='Ada')
+  tree, requests, _ = drive(family, [[search('a')], answer], method, template, asked='Ada', scored=-1.0)
   assert requests[1].query == 'a' and 'Ada' in tree.answer
   assert [node.role for node in tree.nodes(Role.OBSERVATION)] and tree.metrics['searches'] == 1
   if name == 'cusearch':

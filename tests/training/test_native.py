@@ -1,4 +1,4 @@
-"""The five systems train in the calls of their model: a small Qwen3, one with its real tokenizer, and SmolLM2."""
+"""Methods train in the calls of their model: a small Qwen3, one with its real tokenizer, and SmolLM2."""
 
 import dataclasses
 import functools
@@ -17,7 +17,7 @@ from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import loop, row_files
 from tests.trees.speaking import real, small
 
-SYSTEMS = ('cusearch', 'search_r2', 'r_search', 'slate', 'carl')
+SYSTEMS = ('cusearch', 'search_r2', 'r_search', 'slate', 'carl', 'igpo', 'gigpo', 'tree_grpo', 'trace')
 
 
 def qwen3(folder, tokenizer):

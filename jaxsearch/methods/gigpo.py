@@ -1,0 +1,50 @@
+"""GiGPO (arXiv 2505.10978): compares chains with chains, and steps with steps from the same state.
+
+Rollouts are Search-R1's. The state of a step is what the policy saw last: the question before the first one,
+then the observation. Search gives the same documents for the same query, so states recur across the chains of
+a question, and are equal or not, token for token; the authors' code also takes texts that are 90 % alike.
+"""
+
+import collections
+
+from jaxsearch.methods import Context, Groups
+from jaxsearch.methods.actions import read
+from jaxsearch.methods.credit import credit_groups, credit_relative
+from jaxsearch.methods.search_r1 import grow
+from jaxsearch.trees.tree import Role, Tree
+
+__all__ = ['credit', 'grow']
+
+
+def rewards(tree: Tree, invalid: float) -> list[float]:
+  """Returns what the spans of a chain earn: `invalid` without a call or an answer; the last the outcome."""
+  earned = [0.0 if read(node).is_valid else invalid for node in tree.nodes(Role.POLICY)]
+  return [*earned[:-1], earned[-1] + tree.question.score(tree.answer)] if earned else []
+
+
+def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: float = 1.0,
+           invalid: float = -0.01, normalize_std: bool = True, singleton: str = 'raw') -> None:
+  """Sets `A = A_E + weight A_S`; A_S is 0 in a state that no other step began in.
+
+  A_E compares what the chains of a question earned, A_S the discounted returns of steps from one state.
+
+  Args:
+    gamma: discount of a return, for each later step.
+    weight: omega.
+    invalid: what a span earns that neither calls a tool nor answers.
+    normalize_std: False divides by no deviation.
+    singleton: A_E of the only chain of a question, see `credit_groups`.
+  """
+  states = [collections.defaultdict(list) for _ in groups]  # of each question: state -> ([span], return)
+  for group, of_question in zip(groups, states):
+    for tree in group:
+      earned, later = rewards(tree, invalid), 0.0
+      tree.reward = sum(earned)
+      for node, own in reversed(list(zip(tree.nodes(Role.POLICY), earned))):
+        later = own + gamma * later
+        of_question[tuple(node.parent.tokens)].append(([node], later))
+  credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
+  steps = [alike for of_question in states for alike in of_question.values()]
+  credit_groups(steps, normalize_std=normalize_std, added=weight)
+  if steps:
+    context.metrics['lone_states_share'] = sum(len(alike) == 1 for alike in steps) / len(steps)

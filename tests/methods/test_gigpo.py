@@ -1,0 +1,64 @@
+"""GiGPO: chains against chains, steps against steps from the same state."""
+
+import collections
+import itertools
+
+import numpy as np
+import pytest
+
+from jaxsearch.data.corpus import Document
+from jaxsearch.methods import gigpo
+from tests.methods.driving import ANSWER, context, drive, segments
+
+RIGHT = '<answer> Lovelace </answer>'
+found = lambda request: [Document(request.query, request.query, 'text')]
+
+
+def chain(queries, right, thought='hm'):
+  said = [f'<think>{thought}</think><search> {query} </search>' for query in queries]
+  return drive([*said, RIGHT if right else ANSWER], found=found, max_turns=4)[0]
+
+
+def advantages(trees):
+  return [[node.advantages for node in segments(tree)] for tree in trees]
+
+
+@pytest.mark.parametrize('normalize_std, golden', [
+  (True, [[1.775861, 1.443373], [-1.731479, -2.020722, -0.866024], [1.687097, 0.866024, 1.443373],
+          [-1.731479]]),
+  (False, [[0.986875, 0.833333], [-0.963125, -1.166667, -0.5], [0.939375, 0.5, 0.833333], [-0.963125]])])
+def test_four_chains_that_share_states(normalize_std, golden):
+  """The published estimator gives these numbers; states are the question, and what A, B and C found."""
+  queries, outcomes = ['A', 'AB', 'CA', ''], [1, 0, 1, 0]
+  trees = [chain(*each, thought=f'of {place}') for place, each in enumerate(zip(queries, outcomes))]
+  seen = context()
+  gigpo.credit([trees], seen, normalize_std=normalize_std)
+  for got, expected, given in zip(advantages(trees), reference(queries, outcomes, normalize_std), golden):
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    np.testing.assert_allclose(got, given, atol=1e-5)
+  assert seen.metrics['lone_states_share'] == 2 / 4 and [tree.reward for tree in trees] == outcomes
+
+
+def reference(queries, outcomes, normalize_std, gamma=0.95):
+  """A_E + A_S in a loop, by names of states."""
+  relative = lambda x, of: (x - np.mean(of)) / ((np.std(of, ddof=1) + 1e-6) if normalize_std else 1)
+  states = collections.defaultdict(list)
+  returns = [[gamma**(len(own) - t) * outcome for t in range(len(own) + 1)]
+             for own, outcome in zip(queries, outcomes)]
+  for own, of in zip(queries, returns):
+    for state, value in zip(itertools.chain('?', own), of):
+      states[state].append(value)
+  step = lambda x, of: relative(x, of) if len(of) > 1 else 0.0
+  return [[relative(outcome, outcomes) + step(value, states[state]) for state, value in zip('?' + own, of)]
+          for own, outcome, of in zip(queries, outcomes, returns)]
+
+
+def test_states_belong_to_their_question_and_an_invalid_step_costs():
+  groups = [[chain('A', 1)], [chain('A', 0)]]
+  gigpo.credit(groups, context())
+  assert advantages(groups[0]) == [[1, 1]] and advantages(groups[1]) == [[0, 0]]  # a chain alone keeps its reward
+  tree = drive(['hm', RIGHT])[0]
+  assert gigpo.rewards(tree, -0.25) == [-0.25, 1.0]
+  gigpo.credit([[tree, chain('', 1)]], context(), invalid=-0.25, weight=0.0)
+  assert tree.reward == 0.75
+  assert segments(tree)[0].advantages == pytest.approx(-np.sqrt(0.5), abs=1e-4)
