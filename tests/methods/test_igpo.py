@@ -14,11 +14,11 @@ from tests.methods.driving import ANSWER, SEARCH, context, drive, segments
 RIGHT = '<answer> Ada Lovelace </answer>'
 
 
-def chain(gains, outcome, thought='hm'):
+def chain(gains, outcome, begin=''):
   """A chain whose turns gain what is said; its answer is made to be worth `outcome`."""
   values = iter(np.cumsum([-3.0, *gains]))
   scored = lambda request: [[value := next(values), value]]
-  said = [SEARCH.replace('hm', thought)] * len(gains) + [thought + ANSWER]
+  said = [begin + SEARCH] * len(gains) + [begin + ANSWER]
   tree, *_ = drive(said, grow=igpo.grow, scored=scored)
   tree.answer = {1: 'Ada Lovelace', 0.5: 'Ada Byron', 0: 'Byron'}[outcome]
   for node in tree.nodes(Role.POLICY):

@@ -42,8 +42,8 @@ def test_what_is_known_of_a_question_decides_how_many_trees_it_gets():
   assert trace.sizes(questions, 1, seen) == [1, 1, 1]
 
 
-@pytest.mark.parametrize('last, begins', [(RIGHT, [0, 0]), (WRONG, [2, 2])])
-def test_a_right_chain_is_begun_again_and_a_wrong_one_gone_on_with(last, begins):
+@pytest.mark.parametrize('last, begins', [(RIGHT, [0, 1]), (WRONG, [1, 2])])
+def test_a_right_chain_is_left_early_and_a_wrong_one_late(last, begins):
   """Where success is unlikely a right chain may well fail, where it is likely a wrong one may well succeed."""
   said = [SEARCH, SEARCH, last, RIGHT, WRONG]
   tree, *_ = drive(said, grow=trace.grow, success=(.1, .5, .9), max_turns=3)
