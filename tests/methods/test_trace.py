@@ -47,5 +47,5 @@ def test_a_right_chain_is_left_early_and_a_wrong_one_late(last, begins):
   """Where success is unlikely a right chain may well fail, where it is likely a wrong one may well succeed."""
   said = [SEARCH, SEARCH, last, RIGHT, WRONG]
   tree, *_ = drive(said, grow=trace.grow, success=(.1, .5, .9), max_turns=3)
-  assert [len(own) - 1 for own in chains_of(tree)[1:]] == begins
+  assert sorted(len(own) - 1 for own in chains_of(tree)[1:]) == begins
   assert tree.answer == ('Lovelace' if last == RIGHT else 'Byron')
