@@ -161,6 +161,9 @@ FIELDS = {
   '*.budget': COUNT,
   '*.eta': '> 0',
   '*.early_bonus': WEIGHT,
+  '*.branches': '>= 0',
+  '*.extra': '>= 0',
+  '*.success': SHARE,
   '*.rewards': ('judge', 'outcome', 'final', 'none'),
   'credit.process_unsearched': SHARE,
   'credit.gamma': SHARE,
@@ -171,6 +174,7 @@ FIELDS = {
   'credit.gamma_evidence': WEIGHT,
   'credit.gamma_answer': WEIGHT,
   'credit.key_weight': WEIGHT,
+  'credit.weight': WEIGHT,
   'credit.strategy': ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti'),
   'credit.keep': COUNT,
   'credit.max_depth': COUNT,
@@ -179,6 +183,8 @@ FIELDS = {
   'credit.singleton': ('raw', 'zero'),
   'sizes.smallest': COUNT,
   'sizes.largest': COUNT,
+  'sizes.prior': SHARE,
+  'sizes.strength': '> 0',
 
   # configs/prompted.
   **{f'*.{name}': COUNT for name in (

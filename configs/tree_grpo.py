@@ -25,6 +25,6 @@ def get_config():
     singleton='zero',                # what a chain without another gets: 0, or its reward ('raw')
   )  # fmt: skip
   config.train.update(row_length=1536, micro_rows=2)
-  config.eval.grow = config_dict.create(rounds=0)
+  config.eval.grow = config_dict.create(branches=0)
   config.eval.every = 50
   return config.lock()

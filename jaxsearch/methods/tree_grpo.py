@@ -27,7 +27,7 @@ def grow(question: Question, tree: Tree, *, rounds: int = 1, branches: int = 2, 
   """Grows a chain, then `rounds` times (L) `branches` more (N), each from a turn drawn with replacement.
 
   Drawn are the prompt and all observations so far. The tree's answer is that of the first chain;
-  `rounds=0` is Search-R1, for evaluation.
+  `branches=0` is Search-R1, for evaluation.
   """
   tree.metrics['found'] = 0
   prompt = start(tree, question, template, chat, tools=max_turns > 0)

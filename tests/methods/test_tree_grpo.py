@@ -105,7 +105,7 @@ def test_branches_are_grown_abreast_and_have_the_turns_that_are_left():
   assert [type(request) for request in requests] == [Generate] * 3 + [Search] * 2 + [Generate] * 2
   assert chains_of(tree) == [[RIGHT], [SEARCH, SEARCH], [SEARCH, WRONG]]
   assert [spans[0].data['answered'] for spans, _ in tree_grpo.rewards(tree, 0.0)] == [1, 0, 1]
-  assert len(chains_of(drive([SEARCH, RIGHT], grow=tree_grpo.grow, rounds=0)[0])) == 1
+  assert len(chains_of(drive([SEARCH, RIGHT], grow=tree_grpo.grow, branches=0)[0])) == 1
 
 
 def test_a_branch_keeps_what_was_noted_and_sampled():
