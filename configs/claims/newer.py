@@ -13,9 +13,9 @@ def get_config():
   config.title = 'IGPO, GiGPO, Tree-GRPO and TRACE against Search-R1'
   config.base = 'configs/search_r1_grpo.py'
   config.common = {
-    'steps': 12, 'questions_per_step': 16, 'data.hops': (1, 2), 'data.arithmetic': False, 'grow.max_turns': 3,
-    'sampler.slots': 64, 'sampler.length': 448, 'train.row_length': 896, 'train.micro_rows': 2, 'checkpoint_every': 6,
-    'eval.every': 4, 'eval.number': 100,
+    'steps': 10, 'questions_per_step': 16, 'data.hops': (1, 2), 'data.arithmetic': False, 'grow.max_turns': 3,
+    'sampler.slots': 64, 'sampler.length': 448, 'train.row_length': 896, 'train.micro_rows': 2, 'checkpoint_every': 5,
+    'eval.every': 5, 'eval.number': 80,
   }
   config.variants = {
     'Search-R1': {'group_size': 5},
