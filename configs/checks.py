@@ -142,6 +142,8 @@ FIELDS = {
   '*.length': '>= 2',
   '*.row_length': '>= 2',
   'judge.kind': ('world', 'local', 'chat'),
+  'judge.errors': SHARE,
+  'judge.lenient': SHARE,
   'judge.concurrency': COUNT,
 
   # Arguments of `grow`, `credit` and `sizes`. Your method's need a rule where finite is not enough.
@@ -164,7 +166,7 @@ FIELDS = {
   '*.branches': '>= 0',
   '*.extra': '>= 0',
   '*.success': SHARE,
-  '*.rewards': ('judge', 'outcome', 'final', 'none'),
+  '*.rewards': ('judge', 'outcome', 'completed', 'final', 'none'),
   'credit.process_unsearched': SHARE,
   'credit.gamma': SHARE,
   'credit.lam': SHARE,

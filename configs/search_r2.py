@@ -48,6 +48,7 @@ def judge() -> config_dict.ConfigDict:
   """The judge of Search-R2 and SLATE."""
   return config_dict.create(
     kind='world',                    # 'world' knows the gold chains; 'local' is a model on our sampler, 'chat' a server
+    errors=0.0, lenient=0.0,         # for 'world': share of scores that are wrong, and of searches praised whatever they are
     model='',                        # for 'local': Hugging Face folder or GGUF file; for 'chat': its name at the server
     chat=True,                       # for 'local': whether it wants its chat template
     slots=16, length=4096, stop=(),  # for 'local'

@@ -25,7 +25,7 @@ def get_config():
     eta=0.7,                         # temperature of the choice among the alternatives
     best=False,                      # True: continue from the best one
     early_bonus=0.1,                 # lambda, the bonus for early answers
-    rewards='judge',                 # 'outcome' and 'final' are ablations without a judge
+    rewards='judge',                 # 'outcome', 'completed' and 'final' are without a judge
   )  # fmt: skip
   config.credit = config_dict.create(
     whole=False,                     # True, with k=1 and group_size=5: whole chains with judged rewards

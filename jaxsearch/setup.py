@@ -256,7 +256,7 @@ def _frozen_engine(settings: ConfigDict, dtype: str, mesh: Mesh | None) -> Engin
 def load_judge(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Callable:
   """Loads the judge of a config group `judge`, see rewards/judge.py."""
   if settings.kind in registry.ENTRIES['judges']:
-    return registry.find('judges', settings.kind)
+    return judge.erring(registry.find('judges', settings.kind), settings.errors, settings.lenient)
   if settings.kind == 'local':
     return judge.LanguageJudge(load_assistant(settings, dtype, mesh), settings.templates)
   from jaxsearch.tools.chat import Chat

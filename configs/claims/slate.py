@@ -1,28 +1,49 @@
-"""SLATE's claim: judged steps from a shared prefix teach more than whole chains or than their outcome alone (its table 2).
+"""SLATE's claims: truncated sampling, judged steps, their number, a judge that errs, the bonus for early answers.
 
-    jaxsearch sweep --config configs/claims/slate.py
+    jaxsearch sweep --config configs/claims/slate.py          # all that starts from the world's policy, the 2 x 2 first
+    jaxsearch sweep --config configs/claims/slate.py:bonus    # after the commands below
 
-9 runs, two at a time on two cores, all evaluated as one chain.
+The 2 x 2 decides (its tables 1 and 2): whole chains or truncated steps, judged rewards or exact match. All of its rows are
+the method 'slate', so a malformed action ends a chain in each, and steps count alike; 'whole, EM' is Search-R1's reward and
+sampling. 'truncated, EM' completes a chain from every sibling, so that a search can earn; it pays with tokens, and areas are
+taken at equal tokens. The judge is exact, or wrong about a quarter of what it scores, always alike about the same text.
+
+'bonus' starts from a policy that searches too much, because its judge praised every search, and goes on with one that praises
+half of them:
+
+    jaxsearch train --config configs/slate.py --config.judge.lenient=1 --config.grow.early_bonus=0 --config.steps=12
+        '--config.data.hops=(1,3)' --config.search.noise=0.1 --config.out=runs/claims/slate_searcher
+    jaxsearch export --checkpoint runs/claims/slate_searcher --out runs/claims/slate_searcher/policy
 """
 
 import ml_collections
 
+WHOLE = {'grow.k': 1, 'group_size': 5, 'credit.whole': True}
+ROWS = {name: {'grow.early_bonus': 0.0} | changes for name, changes in {
+  'SLATE': {},
+  'whole, judge': WHOLE,                                    # table 2, a
+  'truncated, EM': {'grow.rewards': 'completed'},           # table 2, b, a search not at 0
+  'whole, EM': WHOLE | {'grow.rewards': 'outcome'},         # Search-R1
+  'k = 1': {'grow.k': 1}, 'k = 3': {'grow.k': 3}, 'k = 7': {'grow.k': 7},  # table 4
+  'SLATE, 25 % errors': {'judge.errors': 0.25},
+  'whole, judge, 25 % errors': WHOLE | {'judge.errors': 0.25},
+}.items()}
+LENIENT = {'model': 'runs/claims/slate_searcher/policy', 'judge.lenient': 0.5}
+BONUS = {'no bonus': LENIENT | {'grow.early_bonus': 0.0}, 'bonus': LENIENT | {'grow.early_bonus': 0.1}}
 
-def get_config():
+
+def get_config(part: str = ''):
   config = ml_collections.ConfigDict(convert_dict=False)  # the order of the variants is that of the table
-  config.title = 'SLATE: judged steps against outcomes'
+  config.title = 'SLATE: truncated steps and whole chains, judge and exact match'
   config.base = 'configs/slate.py'
   config.common = {
-    'steps': 10, 'questions_per_step': 16, 'data.hops': (1, 2), 'data.arithmetic': False, 'sampler.length': 448,
-    'eval.every': 10, 'eval.number': 120,
+    'steps': 12, 'questions_per_step': 16, 'data.hops': (1, 3),  # of these all are paths
+    'search.noise': 0.1, 'sampler.length': 640, 'train.row_length': 1536,
+    'eval': {'every': 3, 'number': 360, 'temperatures': (0.0,)},
   }
-  config.variants = {
-    'Search-R1': {'config': 'configs/search_r1_grpo.py', 'group_size': 5, 'train.row_length': 448},
-    'SLATE': {'train.row_length': 1280},
-    'SLATE, outcome reward': {'train.row_length': 1280, 'grow.rewards': 'outcome'},
-  }
-  config.baseline = 'Search-R1'
-  config.seeds = (0, 1, 2)
+  config.variants, config.baseline = {'': (ROWS, 'SLATE'), 'bonus': (BONUS, 'no bonus')}[part]
+  config.primary = ('whole, judge', 'truncated, EM', 'whole, EM') if not part else ('bonus',)
+  config.seeds = tuple(range(5))
   config.out = 'runs/claims/slate'
   config.parallel = 0  # one on each GPU, or one
   return config.lock()

@@ -159,6 +159,7 @@ def compare(by_seed: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray
     gaps = np.stack([by_seed[seed] - baseline[seed] for seed in sorted(both)])
     of['difference'] = verdicts.estimate(gaps)._asdict()
     of['seeds_needed'] = verdicts.seeds_needed(gaps, config.get('margin', MARGIN))
+    of['spread'] = verdicts.spread(gaps)._asdict() if len(both) > 1 else None
   return of
 
 

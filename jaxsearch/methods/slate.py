@@ -30,8 +30,9 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
   """Grows `k` siblings per step, each time from the one chosen before, for at most `budget` steps (B).
 
   `rewards` is 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in
-  'final' so does only the last step of the path, the others earn 0 and the choice among them is even (c: the
-  paper says no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1 with
+  'completed' a chain is completed from every alternative, which earns its exact match; in 'final' only the
+  last step of the path earns its own, the others earn 0 and the choice among them is even (c: the paper says
+  no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1 with
   `max_turns=budget`, as all methods are evaluated. configs/slate.py explains the other settings.
   """
   tree.metrics['found'] = 0
@@ -48,7 +49,10 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     if rewards == 'judge':
       earned = yield from judged(candidates, tree, step, budget, early_bonus)
     else:
-      earned = np.array([exact_match(each.answer, question.golden_answers) for each in candidates])
+      chains = [[each] for each in candidates]
+      if rewards == 'completed':
+        chains = yield from completed(candidates, tree, budget - step, max_tokens)
+      earned = np.array([exact_match(chain[-1].answer, question.golden_answers) for chain in chains])
     advantages = np.asarray(truncated_step(earned))
     final = rewards == 'final'
     chosen = choose(candidates, advantages * (not final), eta, best and not final, tree.rng)
@@ -64,6 +68,25 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     tree.metrics['found'] += chosen.found
     node = chosen.node.append(chosen.observation, Role.OBSERVATION)
   finish(tree, node, None, spent=True)
+
+
+def completed(candidates: Sequence[Action], tree: Tree, steps: int,
+              max_tokens: int) -> Growth[list[list[Action]]]:
+  """Completes a chain from each candidate with at most `steps` more actions, none of which is trained.
+
+  As in Search-R1 the chain goes on after a malformed action. Returns its actions, the candidate first.
+  """
+  chains = [[candidate] for candidate in candidates]
+  for _ in range(steps):
+    open_ = [chain for chain in chains if chain[-1].answer is None and chain[-1].node.stop not in NO_ROOM]
+    ends = [chain[-1].node.append(chain[-1].observation, Role.OBSERVATION) for chain in open_]
+    actions = [read(span) for span in (yield [
+      Generate(end, stop=tree.grammar.stops, max_tokens=max_tokens) for end in ends])] if ends else []
+    yield from search(actions, tree)
+    for chain, action in zip(open_, actions):
+      action.node.trained = False
+      chain.append(action)
+  return chains
 
 
 def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
@@ -106,11 +129,11 @@ def credit(groups: Groups, context: Context, *, whole: bool = False) -> None:
   """
   trees = [tree for group in groups for tree in group]
   for tree in trees:
-    earned = [node.data['reward'] for node in tree.nodes(Role.POLICY)]
+    earned = [node.data['reward'] for node in tree.nodes(Role.POLICY) if node.trained]
     tree.reward = float(np.sum(earned)) if whole else float(np.mean(earned)) if earned else None
   if whole:
     if any(len(node.children) > 1 for tree in trees for node in tree.walk()):
       raise ValueError('credit.whole=True compares whole chains: set grow.k=1')
     credit_relative(groups)
   context.metrics.update(step_groups=sum(tree.metrics['turns'] for tree in trees),
-                         candidates=sum(len(tree.nodes(Role.POLICY)) for tree in trees))
+                         candidates=sum(node.trained for tree in trees for node in tree.nodes(Role.POLICY)))

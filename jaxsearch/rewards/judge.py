@@ -12,6 +12,8 @@ trajectory, questions and golds can neither close nor imitate the tags of the pr
 """
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxsearch.data.questions import Question
@@ -86,6 +88,31 @@ def read(item: Item, reply: str) -> Score:
   if isinstance(item, Collections):
     return formats.useful_collections(reply, len(item.collections))
   return formats.judge_score(reply)
+
+
+def erring(judge: Callable[[Sequence[Item]], list[Score]], errors: float = 0.0,
+           lenient: float = 0.0) -> Callable[[Sequence[Item]], list[Score]]:
+  """Returns a judge that is wrong about a share of what it scores, and always alike about the same texts.
+
+  Args:
+    errors: share of scores in -1, 0, 1 that are replaced by one of the other two, each as likely.
+    lenient: share of searches that score 1 whatever they are, a bias.
+  """
+  if not (errors or lenient):
+    return judge
+
+  def replaced(item: Item, score: Score) -> Score:
+    if not isinstance(score, int) or isinstance(item, Collections):
+      return score
+    texts = [of for of in vars(item).values() if isinstance(of, str)]
+    key = json.dumps([type(item).__name__, item.question.question, *texts])
+    digest = hashlib.sha256(key.encode()).digest()
+    wrong, good, other = (int.from_bytes(digest[8 * i:8 * i + 8]) / 2**64 for i in range(3))
+    if isinstance(item, Query) and good < lenient:
+      return 1
+    return [value for value in (-1, 0, 1) if value != score][int(2 * other)] if wrong < errors else score
+
+  return lambda items: [replaced(item, score) for item, score in zip(items, judge(items), strict=True)]
 
 
 class LanguageJudge:

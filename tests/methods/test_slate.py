@@ -128,3 +128,16 @@ def test_the_last_step_alone_is_rewarded():
   assert [node.data['reward'] for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
   assert [node.data['reward'] for node in tree.nodes(Role.OBSERVATION)[0].children] == [1, 0]
   assert [node.advantages for node in tree.nodes(Role.PROMPT)[0].children] == [0, 0]
+
+
+def test_a_sibling_may_earn_the_exact_match_of_a_chain_completed_from_it():
+  """A completion goes on after a malformed action, and nothing of it is trained or credited."""
+  tree, requests = drive([SEARCH, BROKEN, WRONG], [BROKEN, RIGHT], [RIGHT], [RIGHT, WRONG, WRONG],
+                         rewards='completed', budget=3, best=True)
+  trained = [node for node in tree.nodes(Role.POLICY) if node.trained]
+  assert [node.data['reward'] for node in trained if node.parent.role is Role.PROMPT] == [1, 1, 0]
+  assert [node.data['reward'] for node in trained if node.parent.role is Role.OBSERVATION] == [1, 0, 0]
+  assert len(tree.nodes(Role.POLICY)) == 9 and tree.answer == 'Lovelace' and not judged(requests)
+  of_batch = context()
+  slate.credit([[tree]], of_batch)
+  assert tree.reward == 0.5 and of_batch.metrics['candidates'] == 6

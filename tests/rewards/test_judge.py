@@ -91,3 +91,18 @@ def test_questions_and_golds_are_quoted_too():
   text = judge.prompt(judge.Answer(hostile, 'x'))
   assert 'Who?' in text and 'Ada(|im_end|> or ' in text and '<|im_end|>' not in text
   assert 'Final Answer: 2' not in text
+
+
+def test_a_judge_that_errs_is_wrong_about_its_share_of_texts_and_always_the_same():
+  items = [judge.Query(QUESTION, f'context {i}', 'thought', 'query', 'documents') for i in range(2000)]
+  items.append(judge.Collections(QUESTION, ('a',)))
+  exact = lambda items: [0] * (len(items) - 1) + [2]
+  scores = judge.erring(exact, errors=0.3)(items)
+  assert judge.erring(exact, errors=0.3)(items) == scores and scores[-1] == 2
+  shares = [scores[:2000].count(score) / 2000 for score in (-1, 0, 1)]
+  assert shares == pytest.approx([0.15, 0.7, 0.15], abs=0.03)
+  praised = judge.erring(exact, lenient=0.2)(items)
+  assert praised[:2000].count(1) / 2000 == pytest.approx(0.2, abs=0.03) and -1 not in praised
+  thoughts = [judge.Thinking(QUESTION, f'context {i}', 'thought') for i in range(20)]
+  assert judge.erring(lambda items: [0] * len(items), lenient=1.0)(thoughts) == [0] * 20
+  assert judge.erring(lambda items: [None], errors=1.0)(thoughts[:1]) == [None]
