@@ -162,6 +162,7 @@ def get_config():
     # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the
     # platform.
     segment_steps=0,                 # tokens of a segment at most; 32 on a CPU, 8 elsewhere
+    speculate=0,                     # tokens drafted in each step, and kept where they are sampled too
     enough=0,                        # on a CPU a segment ends once so many slots have finished: few leave
                                      # slots idle for a shorter time, many save changes between device and
                                      # host; slots / 16

@@ -67,6 +67,7 @@ FIELDS = {
   'sampler.tensor': '>= 0',
   'sampler.groups': COUNT,
   'sampler.segment_steps': '>= 0',
+  'sampler.speculate': '>= 0 and < 16',
   'sampler.enough': '>= 0',
   'sampler.prefill_lengths': COUNT,
   'sampler.prefill_tokens': '>= 0',
@@ -248,6 +249,8 @@ def together(config, training):
            'servers give log-probabilities at 1')
   if sampler.engine != 'jax' and sampler.weights != 'same':
     yield f"sampler.weights={sampler.weights!r} is for sampler.engine='jax'; servers quantise as they are told"
+  if sampler.engine != 'jax' and sampler.speculate:
+    yield f"sampler.speculate={sampler.speculate} is for sampler.engine='jax'; servers draft as they are told"
   if sampler.engine == 'llama_cpp' and sampler.urls:
     yield (f"sampler.urls={sampler.urls!r}: a server of sampler.engine='llama_cpp' takes no new weights; leave "
            'it empty, and one runs in this process')

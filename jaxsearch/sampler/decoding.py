@@ -5,7 +5,6 @@ prefills what is missing there (`place`), decodes a segment (`decode`), and retu
 """
 
 import collections
-import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from jaxsearch.sampler.driver import Episode, Pending, Schedule
 from jaxsearch.sampler.pages import Chunk, Path
 from jaxsearch.sampler.requests import END, LENGTH, Sampling
 from jaxsearch.sampler.segment import Slots, idle_slots
+from jaxsearch.sampler.speculation import HEARD, SAID
 from jaxsearch.sampler.stops import ENDED
 from jaxsearch.trees.tree import Node, Role, Stop
 
@@ -32,8 +32,6 @@ class Decoding:
   others: `decode` hands the group that was served to the device, then waits for that which is there longest.
   """
 
-  figures = types.MappingProxyType({})  # metrics of its own
-
   def __init__(self, engine, key, sampling: Sampling, schedule: Schedule):
     self.engine, self.key, self.sampling, self.schedule = engine, key, sampling, schedule
     self.length, self.deterministic = engine.length, engine.deterministic
@@ -46,7 +44,9 @@ class Decoding:
     self.turn = 0  # the group that is served, which is never on the device
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
     self.slots = idle_slots(engine.slots)
-    self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)  # generated so far
+    self.before = SAID if engine.speculate else 0  # tokens in front of those generated so far, to draft from
+    self.tokens = np.zeros((engine.slots, self.before + engine.length + engine.segment_tokens), np.int32)
+    self.heard: dict[str | int, np.ndarray] = {}  # the last tokens of a question's spans
     self.logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
     # In each lane: slots that nothing decodes in, by group; requests in `ready`; episodes under way.
@@ -84,6 +84,12 @@ class Decoding:
   def evicted(self) -> int:
     """Counts the pages taken from episodes that still ran."""
     return sum(pool.evicted for pool in self.engine.pools)
+
+  @property
+  def figures(self) -> dict[str, float]:
+    """Returns `tokens_accepted`, the drafted tokens kept in a step of a slot, where tokens are drafted."""
+    steps = self.engine.steps_of_slots
+    return {'tokens_accepted': self.schedule.counts['tokens_decoded'] / steps - 1} if steps else {}
 
   @property
   def seconds_waited(self) -> float:
@@ -202,6 +208,9 @@ class Decoding:
       self.free[self.turn, path.lane] -= 1
       for array, value in zip(self.slots, path.slot):
         array[number] = value
+      if self.before:
+        said = [*self.heard.get(_question(path.pending.episode), ()), *path.tokens][-self.before:]
+        self.tokens[number, self.before - len(said):self.before] = said
 
   def decode(self) -> list[tuple[Pending, Node]]:
     """Starts a segment of the group that was served; returns the spans that ended in the next one's."""
@@ -221,7 +230,9 @@ class Decoding:
     numbers = np.array(list(running))
     slots = Slots(*(array[numbers] for array in self.slots))
     paths, enough = list(running.values()), min(engine.enough, len(numbers))
-    return numbers, slots, engine.decode(paths, slots, self.key, enough, limit)
+    windows = self.before and np.lib.stride_tricks.sliding_window_view(self.tokens, self.before, axis=1)
+    said = self.before and windows[numbers, self.generated[numbers]]
+    return numbers, slots, engine.decode(paths, slots, self.key, enough, limit, said)
 
   def _finished(self, numbers: np.ndarray, slots: Slots, results: Callable) -> list[tuple[Pending, Node]]:
     """Takes the results of a segment; returns the spans that ended."""
@@ -233,7 +244,7 @@ class Decoding:
     schedule.counts['segments'] += 1
     schedule.counts['tokens_decoded'] += int(counts.sum())
     # Behind what a slot has is overwritten later.
-    where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)
+    where = numbers[:, None], self.before + self.generated[numbers][:, None] + np.arange(steps)
     self.tokens[where], self.logprobs[where] = tokens, logprobs
     self.generated[numbers] += counts
     last = tokens[np.arange(len(numbers)), counts - 1]
@@ -248,10 +259,14 @@ class Decoding:
   def _finish(self, number: int) -> tuple[Pending, Node]:
     """Ends the span of a slot that has stopped."""
     path, size = self.running[self.turn].pop(number), self.generated[number]
+    span = slice(self.before, self.before + size)
     self.numbers.append(number)
     self.free[self.turn, path.lane] += 1
     path.pending.episode.counts['tokens_decoded'] += int(size)
-    tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
+    tokens, logprobs = self.tokens[number, span], self.logprobs[number, span]
+    if self.before:
+      question = _question(path.pending.episode)
+      self.heard[question] = np.concatenate([self.heard.get(question, tokens[:0]), tokens])[-HEARD:]
     self.engine.pools[path.lane].leave(path, np.concatenate([path.tokens, tokens[:-1]]))
     return path.pending, _span(path, self._stop(number, path), tokens.tolist(), logprobs.tolist())
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.parallel import memory, transfer
-from jaxsearch.sampler import segment, stops
+from jaxsearch.sampler import segment, speculation, stops
 from jaxsearch.sampler.decoding import Decoding
 from jaxsearch.sampler.driver import Schedule
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Path, Pool, pages_of
@@ -38,6 +38,8 @@ class Device:
   slots: int
   groups: int
   segment_steps: int
+  segment_tokens: int  # as many, or with `speculate` a step 1 + speculate times as many
+  speculate: int
   pools: list[Pool] | None  # of pages, one a lane; from `load` on
   row_length: int  # tokens of a path's pages, and of the largest window
   _widths: Sequence[int]
@@ -49,6 +51,7 @@ class Device:
     self.tokenizer, self.pools = tokenizer, None
     self._params = self._cache = self._device_tables = None
     self.seconds_on_device = 0.0  # of a rollout, in which the host waited for results
+    self.steps_of_slots = 0  # of a rollout, where tokens are drafted
     self._forbidden: dict[tuple, int] = {}
     self._stops: dict[tuple, int] = {}  # the first state of the automaton of each rule
     self._states = 0  # in use
@@ -65,7 +68,7 @@ class Device:
       raise ValueError('a rollout before Engine.load: there are no parameters')
     if self.deterministic:
       self.forget()  # what an earlier rollout left would be equal to rounding only
-    self.seconds_on_device = 0.0
+    self.seconds_on_device, self.steps_of_slots = 0.0, 0
     for pool in self.pools:
       pool.evicted = 0
 
@@ -133,12 +136,15 @@ class Device:
 
   # Programs.
 
-  def decode(self, paths: Sequence[Path], slots: segment.Slots, key, enough: int, limit: int) -> Callable:
+  def decode(self, paths: Sequence[Path], slots: segment.Slots, key, enough: int, limit: int,
+             said: Any = 0) -> Callable:
     """Starts a segment for `paths`, at most those of a group, each with an entry in `slots`.
+
+    With `speculate`, `said` [S,SAID] are the tokens that paths draft from.
 
     Returns:
       a function that waits for it and returns tokens [S,n], log-probabilities [S,n], counts [S], states [S]
-      after the n steps that ran, and S of the program; the first four in the order given.
+      after the n tokens that a slot got at most, and S of the program; the first four in the order given.
     """
     width = bucket(np.bincount([path.lane for path in paths]).max(), self._widths)
     batch = segment.idle_slots(width * self.lanes)
@@ -152,15 +158,21 @@ class Device:
       self._device_tables = self.put(self._tables)
     truncates = bool(((slots.temperature > 0) & ((slots.top_k > 0) | (slots.top_p < 1))).any())
     batch, table, enough, limit = self.put((batch, table, np.int32(enough), np.int32(limit)))
-    uniforms = segment.draws(key, batch.episodes, batch.requests, batch.lengths, steps=self.segment_steps)
+    uniforms = segment.draws(key, batch.episodes, batch.requests, batch.lengths, steps=self.segment_tokens)
+    told = np.zeros((width * self.lanes, speculation.SAID), np.int32) if self.speculate else None
+    if self.speculate:
+      told[seats] = said
     with transfer.issuing():
       self._cache, self._front, *results = segment.decode(
         self.config, self._params, self._cache, self._front, batch, table, self._device_tables, uniforms,
-        enough, limit, mesh=self._mesh, kernel=self._kernel, truncates=truncates)
+        enough, limit, self.put(told), mesh=self._mesh, kernel=self._kernel, truncates=truncates,
+        speculate=self.speculate)
 
     def wait():
-      tokens, logprobs, counts, states = (result[seats] for result in self._fetch(results))
-      steps = self.segment_steps if self._kernel else int(counts.max())
+      *fetched, taken = self._fetch(results)
+      tokens, logprobs, counts, states = (result[seats] for result in fetched)
+      self.steps_of_slots += int(sum(steps.sum() for steps in taken))
+      steps = self.segment_tokens if self._kernel else int(counts.max())
       return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes
 
     return wait
@@ -168,7 +180,7 @@ class Device:
   def _seat(self, paths: Sequence[Path], sizes: np.ndarray, width: int) -> None:
     """Gives paths seats of their lanes, and copies those that had none to the front."""
     windows = self._windows[-1:] if self._kernel else self._windows
-    window = bucket(sizes.max() + 1 + self.segment_steps, windows)
+    window = bucket(sizes.max() + 1 + self.segment_tokens, windows)
     if width != self._width or not window <= self._window <= 2 * window:  # shorter only where much shorter
       self.clear_front()  # frees the old one first
       self._width, self._window = width, window

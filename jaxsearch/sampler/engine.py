@@ -22,7 +22,7 @@ from jaxsearch.models.kernels import paged_attention
 from jaxsearch.models.quantised import Quantised, quantise
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler import segment
+from jaxsearch.sampler import segment, speculation
 from jaxsearch.sampler.device import FORBIDDEN, STATES, Device
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Page, Path
 
@@ -66,6 +66,7 @@ class Engine(Device):
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
       `slots` and `pages` are rounded up to a multiple of the lanes.
+    speculate: tokens drafted in each step, see speculation.py.
     weights: 'same', or what the matrices of layers are for sampling: 'int8', 'fp8'; see models/quantised.py.
   """
 
@@ -74,7 +75,7 @@ class Engine(Device):
                deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
                prefill_tokens: int = 0, groups: int = 1, mesh: Mesh | None = None, tensor: int = 0,
-               weights: str = 'same'):
+               weights: str = 'same', speculate: int = 0):
     super().__init__(tokenizer)
     if slots < 1 or length < 2:
       raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')
@@ -98,6 +99,7 @@ class Engine(Device):
     self.slots = per_lane * self.lanes
     usual = defaults(self.slots // self.groups, platform)
     self.segment_steps, self.enough = segment_steps or usual['segment_steps'], enough or usual['enough']
+    self.speculate, self.segment_tokens = speculate, self.segment_steps * (1 + speculate)
     lengths = sorted(prefill_lengths or usual['prefill_lengths'])
     most = prefill_tokens or usual['prefill_tokens']
     quarter = -(-per_group // 4)
@@ -108,7 +110,7 @@ class Engine(Device):
     else:
       self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, most)] for n in lengths}
       self._widths, multiple = ([quarter, per_group] if 4 <= quarter < per_group else [per_group]), 2 * PAGE
-    self.row_length = -(-(length + max(self.segment_steps, *lengths)) // multiple) * multiple
+    self.row_length = -(-(length + max(self.segment_tokens, *lengths)) // multiple) * multiple
     sizes = [128, 256, *(size << i for i in range(24) for size in (384, 512))]  # few programs, little waste
     if self._kernel:
       sizes = [-(-self.row_length // 4 // multiple) * multiple]
@@ -150,14 +152,15 @@ class Engine(Device):
     chunk, pages = np.zeros(self.lanes * counts[-1], np.int32), window // PAGE
     tokens, table = np.zeros((len(chunk), n), np.int32), np.zeros((len(chunk), pages), np.int32)
     slots = self.lanes * width
-    uniforms = np.zeros((slots, self.segment_steps), np.float32)
+    uniforms = np.zeros((slots, self.segment_tokens), np.float32)
+    said = whole(np.zeros((slots, speculation.SAID), np.int32)) if self.speculate else ()
     numbers = whole(segment.idle_slots(slots), np.zeros((slots, pages), np.int32), self._tables,
                     uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),
                   dict(mesh=self._mesh, kernel=self._kernel)),
-      'decode': (segment.decode, (self.config, params, cache, front, *numbers),
-                 dict(mesh=self._mesh, kernel=self._kernel)),
+      'decode': (segment.decode, (self.config, params, cache, front, *numbers, *said),
+                 dict(mesh=self._mesh, kernel=self._kernel, speculate=self.speculate)),
     }, params, (cache, front)
 
   def _allocate_front(self, width: int, window: int) -> list:
@@ -178,7 +181,7 @@ class Engine(Device):
     def decode(width, window):
       paths = [path(lane) for lane in range(self.lanes) for _ in range(width)]
       slots = segment.idle_slots(len(paths))
-      slots.lengths[:] = max(window - 1 - self.segment_steps, 0)
+      slots.lengths[:] = max(window - 1 - self.segment_tokens, 0)
       self.decode(paths, slots, self.put(jax.random.key(0)), 0, 1)
 
     def prefill(window, n, count, targets):

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from jaxsearch.data.questions import Question
 from jaxsearch.models.architecture import INPUTS
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.vocabulary import target_logprobs
@@ -148,6 +149,25 @@ def test_truncated_logprobs_are_of_the_truncated_distribution(make_engine, next_
       expected = scores[token] - np.log(np.exp(scores[best]).sum())
       assert logprob == pytest.approx(expected, abs=1e-4)
       path.append(token)
+
+
+@pytest.mark.parametrize(('settings', 'accepted'), [
+  pytest.param(dict(temperature=0.7, top_p=0.9), 0, marks=pytest.mark.slow), (dict(temperature=0.0), 0.5)])
+def test_drafted_tokens_change_nothing_but_the_steps(make_engine, settings, accepted):
+  """Siblings say the same where they are greedy, so that most drafts are accepted."""
+  def grow(engine):
+    questions = [Question(prompt, prompt, ()) for prompt in PROMPTS for _ in range(4)]
+    trees = [Tree(engine.tokenizer, question) for question in questions]
+    growths = [(chain(tree, tree.question.question, turns=3, tokens=20, **settings), tree) for tree in trees]
+    metrics = engine.run(growths, jax.random.key(0))
+    return [span for tree in spans(trees) for span in tree], metrics
+
+  (plain, one_by_one), (drafted, metrics) = grow(make_engine()), grow(make_engine(speculate=3))
+  for (tokens, logprobs, stop), (others, other_logprobs, other_stop) in zip(plain, drafted, strict=True):
+    assert tokens == others and stop == other_stop
+    np.testing.assert_allclose(logprobs, other_logprobs, atol=1e-4)
+  assert metrics['tokens_accepted'] >= accepted and 'tokens_accepted' not in one_by_one
+  assert metrics['tokens_decoded'] == one_by_one['tokens_decoded']
 
 
 def test_forbidden_tokens_are_not_sampled(make_engine, config):

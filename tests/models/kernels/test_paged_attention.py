@@ -71,11 +71,11 @@ def test_bfloat16_is_summed_in_float32(monkeypatch, platform):
 
 
 @pytest.mark.parametrize('platform', PLATFORMS)
-@pytest.mark.parametrize('K, G', [(2, 4), (3, 1), (1, 8)])
-def test_a_prefill(monkeypatch, platform, K, G):
-  """Chunks that cross pages and blocks of queries; two go on in one sequence."""
-  arguments = list(case(4, K, G, 64, 16, (0, 37, 96, 400), n=40))
-  arguments[4] = arguments[4].at[1].set(40)
+@pytest.mark.parametrize('K, G, n', [(2, 4, 40), (3, 1, 40), (1, 8, 4)])
+def test_several_tokens(monkeypatch, platform, K, G, n):
+  """Of a prefill, chunks that cross pages and blocks of queries, or drafted ones; two go on in one sequence."""
+  arguments = list(case(4, K, G, 64, 16, (0, 37, 96, 400), n=n))
+  arguments[4] = arguments[4].at[1].set(n)
   arguments[5] = arguments[5].at[1].set(arguments[5][0])
   check(monkeypatch, platform, arguments)
 
@@ -103,14 +103,15 @@ def test_compiles_in_place(target):
   for S, K, G, h, P in SIZES:
     for dtype in (jnp.bfloat16, jnp.float32):
       pool = tuple(struct(*shape, dtype=dtype) for shape in kernels.pool_shapes(platform, K, S * P // 2, PAGE, h))
-      for n in (1, 64):
+      for n in (1, 4, 64):
         attend = functools.partial(kernels.attend, platform=platform)
         with meshes.ambient(meshes.make_mesh(1, 1, 1, devices=[device])):  # which says what kind of device it is
           compiled = jax.jit(attend, donate_argnums=3).lower(
             struct(S, n, K * G, h, dtype=dtype), *[struct(S, n, K, h, dtype=dtype)] * 2, pool,
             struct(S, dtype=jnp.int32), struct(S, P, dtype=jnp.int32)).compile()
         memory, size = compiled.memory_analysis(), sum(part.size * part.dtype.itemsize for part in pool)
-        assert memory.alias_size_in_bytes >= size and memory.temp_size_in_bytes < size / (8 if n == 1 else 1), (S, n, K, G, h, P)
+        assert memory.alias_size_in_bytes >= size, (S, n, K, G, h, P)
+        assert memory.temp_size_in_bytes < size / {1: 8, 4: 2, 64: 1}[n], (S, n, K, G, h, P)
 
 
 @pytest.mark.slow
