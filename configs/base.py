@@ -120,8 +120,10 @@ def get_config():
   # of yours with {question} in it, see trees/templates.py; `chat` is for instruct models. `grammar` is how the
   # policy acts: in 'tags', by calls as 'hermes' (Qwen2.5, Qwen3, ChatML), 'qwen3_coder' or 'llama3' write them,
   # or 'auto', by its chat template; a `malformed` action gets a 'reply', or is the 'end'.
+  # Before a turn whose path fills a share `fold_at` of sampler.length, chains `fold`: 'oldest' drops old results,
+  # 'summary' goes on from a summary of at most `fold_tokens` that the policy writes, see docs/methods.md.
   config.grow = config_dict.create(template='world', chat=False, grammar='tags', malformed='reply', max_turns=6,
-                                   max_tokens=64)
+                                   max_tokens=64, fold='never', fold_at=0.75, fold_tokens=128)
   config.credit = config_dict.create(normalize_std=True)
   config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's
                                        # AR3PO)

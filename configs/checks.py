@@ -150,6 +150,9 @@ FIELDS = {
   # Arguments of `grow`, `credit` and `sizes`. Your method's need a rule where finite is not enough.
   '*.grammar': ('tags', 'hermes', 'qwen3_coder', 'llama3', 'auto'),
   '*.malformed': ('reply', 'end'),
+  '*.fold': ('never', 'oldest', 'summary'),
+  '*.fold_at': SHARE,
+  '*.fold_tokens': COUNT,
   '*.max_turns': '>= 0',
   '*.max_tokens': COUNT,
   '*.max_segments': COUNT,
@@ -238,6 +241,10 @@ def together(config, training):
            'the clock would decide what is sampled')
   if (config.tools or config.mcp.servers) and config.grow.get('grammar', 'tags') == 'tags':
     yield "tools and mcp.servers are called, which tags cannot: set grow.grammar='auto'"
+  grow, length = config.grow, config.sampler.length
+  if grow.get('fold') == 'summary' and grow.fold_at * length + grow.fold_tokens >= length:
+    yield (f'grow.fold_at={grow.fold_at} of sampler.length={length} leaves no room for a summary of '
+           f'grow.fold_tokens={grow.fold_tokens}')
   if config.search.noise and (config.search.backend != 'bm25' or config.search.by_source):
     yield f"search.noise={config.search.noise} is for search.backend='bm25' without by_source"
   if not training:

@@ -68,6 +68,7 @@ def allowed(value: Any, rule: str | tuple[str, ...]) -> bool:
 def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
   """Yields mistakes in the arguments of the method's functions, and in what else the method needs."""
   from jaxsearch import methods  # with NumPy, which `--help` does not wait for
+  from jaxsearch.methods import folding
   from jaxsearch.trees import native, templates
   try:
     method = methods.find_method(config.method)
@@ -83,7 +84,9 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
              for kind in ('closed_book', 'tool_required', 'multi_hop') if warmup}
   for name, values in {'grow': config.grow, 'eval.grow': config.eval.grow, **changes}.items():
     known = _arguments(method, 'grow', given=2)
-    yield from _unknown(name, values, known and [*known, *native.SETTINGS])
+    yield from _unknown(name, values, known and [*known, *native.SETTINGS, *folding.SETTINGS])
+    if values.get('fold', 'never') != 'never' and (getattr(method, 'BRANCHES', False) or not learns):
+      yield f'{name}.fold={values["fold"]!r}: method={config.method!r} does not grow chains alone'
     try:
       templates.check(values)
     except ValueError as error:

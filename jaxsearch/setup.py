@@ -18,6 +18,7 @@ from jaxsearch import methods, registry
 from jaxsearch.config_check import from_saved
 from jaxsearch.data import sources
 from jaxsearch.data.questions import Question
+from jaxsearch.methods import folding
 from jaxsearch.models import gguf_files, hub, lora
 from jaxsearch.models.architecture import (
   PRESETS,
@@ -340,7 +341,7 @@ def bind_grow(config: ConfigDict, /, **changes) -> Grow:
   """Returns the method's `grow` with its arguments bound."""
   settings = dict(config.grow) | changes
   bound = {name: value for name, value in settings.items() if name not in native.SETTINGS}
-  return functools.partial(methods.find_method(config.method).grow, **bound)
+  return functools.partial(folding.folding, methods.find_method(config.method).grow, **bound)
 
 
 def open_grammar(config: ConfigDict, tokenizer: Tokenizer, tools: Tools | None = None, /,
@@ -372,8 +373,7 @@ def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Que
   if (dict(config.grow) | changes).get('chat') and tokenizer.chat_template is None:
     name = config.tokenizer or config.model
     raise ValueError(f'grow.chat=True: the tokenizer of {name} has no chat template')
-  length = config.sampler.length
-  speech = open_grammar(config, tokenizer, **changes)
+  length, speech = config.sampler.length, open_grammar(config, tokenizer, **changes)
   measured = functools.partial(_first_span, bind_grow(config, **changes), speech)
   longest = heapq.nlargest(LONGEST, questions, lambda question: len(question.question))
   if all(sum(measured(question)) <= length for question in longest):

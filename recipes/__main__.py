@@ -30,6 +30,15 @@ def world(config, flags) -> None:
     print(f'policy: {policies.make(config)}')
 
 
+@command('folded', flag('--out', 'JSONL file to write', place(), required=True),
+         flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
+           '--config folded --out runs/folded/chains.jsonl', '--config folded --out chains.jsonl --number 500'))
+def folded(config, flags) -> None:
+  """Write gold chains of the embedded world with summaries in them, as demonstrations for sft."""
+  from recipes.world import folded
+  print_figures(folded.write(config, flags.out, flags.number) | {'out': flags.out})
+
+
 @command('smollm2_wiki', flag('--out', 'folder to write', place(folder=True), required=True),
          flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
            '--config smollm2_wiki --config.folder=DATA --out runs/smollm2_wiki/made',

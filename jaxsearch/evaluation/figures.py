@@ -16,6 +16,7 @@ from jaxsearch.evaluation import metrics
 from jaxsearch.rewards.match import entity_match, f1, substring_match
 from jaxsearch.trees.tree import Role, Tree, spans
 
+FOLDS = ('folds', 'tokens_saved', 'answers_lost')  # of trees whose context is folded, see methods/folding.py
 OF_SOURCE = 'em_of_'  # begins the names of EM of single data sets
 MACRO, MISSING = 'average', '–'
 
@@ -68,6 +69,7 @@ FIGURES = {
                          lambda tree: substring_match(tree.answer, tree.question.golden_answers)),
   'answer_recall': Figure('gold answer retrieved'),
   'searches': Figure('searches', lambda tree: tree.metrics['searches'], 1, '.2f', main=True),
+  **{name: _number(name.replace('_', ' ')) for name in FOLDS},
   'model_calls': _number('model calls'), 'tokens': _number('tokens generated'), 'seconds': _number('seconds'),
 }
 # Of BrowseComp-Plus, see browsecomp_plus.py.
@@ -103,6 +105,7 @@ def record_of(tree: Tree) -> dict[str, Any]:
   record = asked_of(tree.question) | {'prediction': tree.answer, 'stop': tree.stop,
                                       'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
   record |= {name: figure.of(tree) for name, figure in FIGURES.items() if figure.of}
+  record |= {name: tree.metrics[name] for name in FOLDS if name in tree.metrics}
   record |= {} if tree.reward is None else {'reward': float(tree.reward)}
   return record | {name: tree.question.metadata[name] for name in ('hops',) if name in tree.question.metadata}
 

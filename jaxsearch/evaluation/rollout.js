@@ -52,18 +52,18 @@ function colourOf(span, i, full) {
 function layout(record) {
   if (record.nodes) return record.nodes
   const nodes = record.spans.map((span, i) => ({span, i, children: [], dropped: !!span.dropped,
-    forgotten: span.role === 'observation' && (record.spans[i + 1] || {}).segment === 'assimilate'}))
+    forgotten: span.folded ? 'folded later' : span.role === 'observation' && (record.spans[i + 1] || {}).segment === 'assimilate' && 'forgotten after the next span'}))
   const roots = []
   nodes.forEach((node, i) => { const parent = node.span.parent ?? i - 1; if (parent >= 0) { node.parent = nodes[parent]; nodes[parent].children.push(node) } else roots.push(node) })
-  nodes.forEach((node) => { node.start = node.parent ? node.parent.end : 0; node.end = node.start + length(node.span) })
+  nodes.forEach((node) => { const before = node.span.fold === undefined ? node.parent : nodes[node.span.after]; node.start = before ? before.end : 0; node.end = node.start + length(node.span) })
   for (let i = nodes.length - 1; i >= 0; i--) nodes[i].extent = Math.max(nodes[i].end, ...nodes[i].children.map((child) => child.extent))
   const taken = []
   const place = (first, lane) => {  // `first` and what goes on from it stay in the lane; their other children look for room below
     const line = []
-    for (let node = first; node;) { line.push(node); node.lane = lane; node.kids = [...node.children].sort((a, b) => a.dropped - b.dropped || a.i - b.i); node = node.kids[0] }
+    for (let node = first; node;) { line.push(node); node.lane = lane; node.kids = [...node.children].sort((a, b) => a.dropped - b.dropped || a.i - b.i); node = node.kids[0] && node.kids[0].span.fold === undefined ? node.kids[0] : null }
     const end = line[line.length - 1].end;
     (taken[lane] ??= []).push([first.start, end])
-    for (const node of line.reverse()) for (const child of node.kids.slice(1)) {
+    for (const node of line.reverse()) for (const child of node.kids.filter((kid) => kid.lane === undefined)) {
       let free = lane + 1
       while ((taken[free] || []).some(([a, b]) => a < child.extent && child.start < b)) free++
       place(child, free)
@@ -111,7 +111,7 @@ function drawTree(record, longest, laneHeight, width, full, big) {
       })
     } else if (tools) group.append(make('path', {class: 'tool', d: `M${x + w - 3},${y} h6 l-3,4 z`, fill: failed ? '#b3261e' : '#8a5a00'}))
     const credit = SIGNALS.advantage.value(node.span, 0)
-    group.append(make('title', {}, `${words(node)} · ${length(node.span)} tokens${node.span.ids || node.span.tokens ? '' : ' (about)'}${credit !== null ? ` · advantage ${signed(credit)}` : ''}${node.dropped ? ' · cut off' : ''}${node.forgotten ? ' · forgotten after the next span' : ''}\n${node.span.text.slice(0, 300)}`))
+    group.append(make('title', {}, `${words(node)} · ${length(node.span)} tokens${node.span.ids || node.span.tokens ? '' : ' (about)'}${credit !== null ? ` · advantage ${signed(credit)}` : ''}${node.dropped ? ' · cut off' : ''}${node.forgotten ? ` · ${node.forgotten}` : ''}${node.span.fold === undefined ? '' : ` · folded: ${node.span.fold} tokens saved`}\n${node.span.text.slice(0, 300)}`))
     svg.append(group)
   }
   return svg
@@ -179,7 +179,8 @@ function marked(text, golds) {
 function blockOf(node, record, found, full) {
   const span = node.span, credit = at(span.advantages ?? span.advantage, 0), many = Array.isArray(span.advantages) && new Set(span.advantages).size > 1
   const bits = [span.role === 'observation' ? 'tool output' : span.role + (span.segment ? ` · ${span.segment}` : ''), `${length(span)} tokens${span.ids || span.tokens ? '' : ' (about)'}`]
-  if (node.dropped) bits.push('cut off'); if (node.forgotten) bits.push('forgotten after the next span')
+  if (node.dropped) bits.push('cut off'); if (node.forgotten) bits.push(node.forgotten)
+  if (span.fold !== undefined) bits.push(`folded: ${span.fold} tokens saved`)
   if (span.stop) bits.push(`stop ${span.stop}`)
   if (span.trained === false && span.role === 'policy') bits.push('not trained')
   for (const [name, value] of Object.entries(span.notes || {})) bits.push(`${name.replaceAll('_', ' ')} ${number(value)}`)

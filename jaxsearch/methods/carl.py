@@ -36,6 +36,7 @@ from jaxsearch.trees import grammar
 from jaxsearch.trees.grammars import Malformed
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
+BRANCHES = True
 ONE_TREE = True
 TAGS = grammar.CARL
 TOOLS = ('python',)

@@ -33,7 +33,7 @@ __all__ = ['credit', 'grow', 'sizes']
 
 def reward(tree: Tree, weight: float = 0.2) -> float:
   """Returns `F1 (1 - w) + w format` (eq. 3)."""
-  form = formats.chain_format(tree.nodes(Role.POLICY), tree.grammar.is_turn)
+  form = formats.chain_format(tree.turns(), tree.grammar.is_turn)
   return token_f1(tree.answer, tree.question.golden_answers) * (1.0 - weight) + weight * form
 
 

@@ -12,7 +12,7 @@ from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Tree
 
 FORMAT_REWARD = 0.1
 TAGS = grammar.RESEARCH
@@ -27,7 +27,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """
   yield from search_r1.grow(question, tree, max_turns=max_turns, max_tokens=max_tokens, template=template,
                             chat=chat)
-  written = [tree.grammar.opened + node.text for node in tree.nodes(Role.POLICY)]
+  written = [tree.grammar.opened + node.text for node in tree.turns()]
   tree.metrics['format'] = formats.research_format(written, boxed=boxed)
   if boxed and tree.answer is not None:
     tree.answer = formats.last_boxed(tree.answer)

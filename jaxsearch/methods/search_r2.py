@@ -25,6 +25,7 @@ from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Role, Tree
 
+BRANCHES = True
 SERVICES = ('judge', 'refiner')
 
 

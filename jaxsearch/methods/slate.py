@@ -20,6 +20,7 @@ from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees.tree import Role, Tree
 
+BRANCHES = True
 SERVICES = ('judge',)
 ONE_TREE = True
 

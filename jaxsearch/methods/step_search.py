@@ -49,7 +49,7 @@ def rounds(tree: Tree) -> list[Node]:
 
 def reward(tree: Tree, key_weight: float = 0.618) -> float:
   """Returns `r_answer + gamma_key r_key` (eq. 6) and notes the parts in tree.metrics."""
-  spans = tree.nodes(Role.POLICY)
+  spans = tree.turns()
   boxed = formats.only_box([node.text for node in spans], 'answer') is not None
   well_formed = rounds(tree) and boxed and any(read(node).thinking for node in spans)  # section 2.3.1
   answer = f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0

@@ -127,6 +127,8 @@ class Decoding:
     if room <= 0 or self.schedule.seconds_left(pending.episode) == 0:
       stop = Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE
       return self.schedule.set_reply(pending, _span(path, stop, [], []))
+    if request.forgets:
+      engine.pools[path.lane].release(path.owner)
     self._queue(path)
     path.most += min(request.max_tokens, room)
     path.slot = Slots(

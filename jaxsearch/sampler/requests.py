@@ -90,6 +90,7 @@ class Generate(Request):
     stop: stop strings, or another rule, see stops.py.
     temperature, top_p, top_k: see `Sampling`; None takes the rollout's.
     forbid: token ids that are never sampled.
+    forgets: whether the tree goes on from here alone, so that other pages of its cache may go first.
   """
   node: Node
   stop: tuple[str, ...] = ()
@@ -98,6 +99,7 @@ class Generate(Request):
   top_p: float | None = None
   top_k: int | None = None
   forbid: tuple[int, ...] = ()
+  forgets: bool = False
 
   def __post_init__(self):
     if self.max_tokens < 1:

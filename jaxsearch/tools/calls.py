@@ -182,7 +182,7 @@ class ToolCall(Request):
       result = failure_of(result)
     elif self.node is not None:
       sharing = sum(other.node is self.node for other in episode.asked if isinstance(other, ToolCall))
-      room = (schedule.policy.length - self.node.length) // sharing
+      room = min(schedule.policy.length - self.node.length, episode.tree.room(self.node)) // sharing
       result = self.cut(result, schedule.tools, room, episode.tree.tokenizer)
     schedule.counts['seconds_tools'] += seconds
     schedule.count(SEARCHES, episode, [error and failure_of(error) for error in pending.searches])

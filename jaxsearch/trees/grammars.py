@@ -48,6 +48,7 @@ class Tagged:
   kinds = ()  # of malformed calls, for counting
   lead = ' '  # before the first word of a reply to `aside`
   opened = ''  # what of a span stands in front of it
+  opening = ''  # the frame that opens a turn of the policy
 
   @property
   def stops(self) -> tuple[str, ...]:
@@ -84,6 +85,14 @@ class Tagged:
     return ''.join(call.message if isinstance(call, Malformed) else grammar.observation(text, self.tags)
                    for call, text in results)
 
+  def said(self, node: Any) -> str:
+    """Returns what a policy span says, without its end; thoughts that no tag of ours holds are left out."""
+    return node.text_without_end
+
+  def resume(self, prompt: Any, notes: str) -> str:
+    """Writes what stands for a folded context, notes of the policy's, behind the prompt."""
+    return f'<context>{self.safe(notes)}</context>\n'
+
   def retell(self, text: str) -> str:
     """Writes a turn of a demonstration, which is in Search-R1's tags, as the policy would."""
     return text
@@ -110,7 +119,7 @@ class Coded(Tagged):
 
   def recall(self, node: Any, context: str) -> str:
     """Writes the copy of a context that takes the place of what a call gave."""
-    return f'<context>{self.safe(context)}</context>\n'
+    return self.resume(node, context)
 
 
 def of_tags(tokenizer: Any, tags: grammar.Tags, **settings: Any) -> Tagged:

@@ -211,6 +211,10 @@ class Native(Tagged):
     """Returns what stands between turns."""
     return frames_of(self.tokenizer, self.family)
 
+  @property
+  def opening(self) -> str:
+    return self.frames.user[1]
+
   @functools.cached_property
   def _ends(self) -> frozenset[int]:
     """Returns the ids of the tokens that end a turn."""
@@ -303,6 +307,12 @@ class Native(Tagged):
     texts = [_json(text.strip())[1:-1] if self.frames.escapes else text.strip() for _, text in results]
     return self._end(node) + before + between.join(texts) + after
 
+  def said(self, node: Any) -> str:
+    return self._parts(node)[1]
+
+  def resume(self, prompt: Any, notes: str) -> str:
+    return self.aside(prompt, f'<context>{self.safe(notes)}</context>')
+
   def recall(self, node: Any, context: str) -> str:
     return self.observe(node, [(EMPTY, f'<context>{self.safe(context)}</context>')])
 
@@ -352,7 +362,9 @@ class ServerCalls(Native):
 
   def messages(self, node: Any) -> list[dict[str, Any]]:
     """Returns a turn of the policy, or the results that follow one, as messages; [] for any other span."""
-    of, is_policy = (node, True) if node.role.value == 'policy' else (node.parent, False)
+    is_policy = node.role.value == 'policy' or (  # or a copy of such a turn, see methods/folding.py
+      node.role.value == 'context' and node.parent.role.value == 'observation')
+    of = node if is_policy else node.parent
     rest, written = read_hermes(of.text_without_end, {}) if of else ('', [])
     place = len(of.path()) if of else 0
     calls = {number: {'id': f'call_{place}_{number}', 'type': 'function', 'function': {

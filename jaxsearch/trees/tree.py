@@ -87,6 +87,14 @@ class Node:
       self.sampler_logprobs += child.sampler_logprobs
     self.stop, self.children = child.stop, child.children
 
+  def split(self, at: int) -> Node:
+    """Cuts an untrained span in two before token `at` and returns the first part; this node is the second."""
+    first = self.parent.append(self.tokens[:at], self.role)
+    siblings = self.parent.children
+    siblings[siblings.index(self)] = siblings.pop()
+    self.parent, self.tokens, first.children = first, self.tokens[at:], [self]
+    return first
+
   @property
   def text(self) -> str:
     """Returns the text of this span alone, with the end token if the policy chose one."""
@@ -200,6 +208,10 @@ class Tree:
     """Returns the nodes of one role, depth first."""
     return [node for node in self.walk() if node.role is role]
 
+  def turns(self) -> list[Node]:
+    """Returns the spans of the policy, depth first, without summaries of a context (methods/folding.py)."""
+    return [node for node in self.nodes(Role.POLICY) if node.data.get('segment') != 'summary']
+
   def prune(self) -> None:
     """Drops what bears no loss and leads to none, such as an observation that left no room to go on."""
     for node in reversed(list(self.walk())):  # children before their parents
@@ -230,13 +242,16 @@ def spans(tree: Tree) -> list[dict]:
 
   Where present also `found`, how many documents its search found; `segment`, its kind, with `tokens`, how
   many; `value`, the critic's before the span; `advantage`, if all its tokens share one; `parent`, the index
-  of the span that it follows, if not the one before it; `dropped`, true where the rollout did not go on.
+  of the span that it follows, if not the one before it; `dropped`, true where the rollout did not go on;
+  `folded`, true where it went on without; `fold`, where a path begins that does: what it saves, in tokens,
+  and `after`, the index of the last span that both have in common.
   """
   shown, dropped = [], dropped_nodes(tree)
   last = {None: -1}  # node -> index of the last span on its path
   for node in tree.walk():
-    # The copy of a context follows, in time, the span that it was copied from.
-    parent = len(shown) - 1 if node.role is Role.CONTEXT else last[node.parent]
+    # The copy of a context, or of a folded path, follows in time the span before it.
+    copied = node.role is Role.CONTEXT or 'fold' in node.data
+    parent = len(shown) - 1 if copied else last[node.parent]
     last[node] = len(shown) if node.tokens else parent
     if not node.tokens:
       continue
@@ -253,6 +268,10 @@ def spans(tree: Tree) -> list[dict]:
       span['parent'] = parent
     if node in dropped:
       span['dropped'] = True
+    if 'fold' in node.data:
+      span |= {'fold': node.data['fold'], 'after': last[node.parent]}
+      for old in range(last[node.parent] + 1, len(shown)):
+        shown[old]['folded'] = True
     shown.append(span)
   return shown
 
@@ -262,7 +281,7 @@ def dropped_nodes(tree: Tree) -> set[Node]:
 
   Of several children one is kept: a trained one before one taken out of training, then one that leads to the
   answer, then one with spans below it; none, if nothing tells them apart. Children beside a copied context
-  are no alternatives: they were read and forgotten.
+  or path are no alternatives: they were read and forgotten.
   """
   def rank(child: Node) -> tuple[bool, bool, bool]:
     written = (node.text for node in child.walk() if node.role is Role.POLICY)
@@ -272,7 +291,8 @@ def dropped_nodes(tree: Tree) -> set[Node]:
   dropped = set()
   for node in tree.walk():
     children = node.children
-    if node in dropped or len(children) < 2 or any(child.role is Role.CONTEXT for child in children):
+    forgotten = any(child.role is Role.CONTEXT or 'fold' in child.data for child in children)
+    if node in dropped or len(children) < 2 or forgotten:
       continue
     ranks = [rank(child) for child in children]
     best = max(ranks)

@@ -1,6 +1,7 @@
 """The sampler against a naive loop, against the trainer, and against itself under other schedules."""
 
 import dataclasses
+import functools
 import random
 import time
 
@@ -10,11 +11,12 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
+from jaxsearch.methods import folding, search_r1
 from jaxsearch.models.architecture import INPUTS
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.vocabulary import target_logprobs
 from jaxsearch.sampler.requests import LENGTH, Generate, Score, Search, ToolFailure
-from jaxsearch.trees import grammar
+from jaxsearch.trees import grammar, grammars
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Stop, Tree
 
@@ -333,3 +335,31 @@ def test_the_clock_mode_grows_the_same_tokens(make_engine):
   other, metrics = run(engine, chains(PROMPTS * 2, turns=3))
   assert tokens_of(one) == tokens_of(other)
   assert metrics['seconds_tools'] >= 12 * 0.01
+
+
+class Searching(grammars.Tagged):
+  """Reads every span as a search: a random policy writes none."""
+
+  def read(self, node):
+    return grammars.Reading('', [grammars.Called('search', {'query': 'who'})], None)
+
+
+@pytest.mark.parametrize('fold', ['oldest', 'summary'])
+def test_a_folded_chain_is_sampled_and_trained_on_the_same_views(make_engine, config, params, fold, monkeypatch):
+  """Of two questions with two trees each, in so few pages that those of what was folded go first."""
+  monkeypatch.setattr(folding, 'REQUEST', 'who is it: ')
+
+  def grow(tree, number):
+    tree.length, tree.grammar = 176, Searching(tree.tokenizer)
+    tree.question = Question(str(number // 2), '?', ('nobody at all',))
+    start = tree.root.append(PROMPTS[0], Role.PROMPT)
+    chain = lambda question, tree: search_r1.act(tree, start, turns=6, max_tokens=9)
+    yield from folding.folding(chain, tree.question, tree, fold=fold, fold_at=0.6, fold_tokens=12)
+
+  trees, metrics = run(make_engine(pages=20), [functools.partial(grow, number=number) for number in range(4)])
+  for tree in trees:
+    assert tree.metrics['folds'] > 1 and max(leaf.length for leaf in tree.leaves()) <= 176
+    tree.prune()
+  captured, expected = logprobs_of(trees, config, params, temperature=1.0)
+  np.testing.assert_allclose(captured, expected, atol=1e-4)
+  assert len(captured) == sum(tree.count(Role.POLICY) for tree in trees) and metrics['pages_evicted'] == 0

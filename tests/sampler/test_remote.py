@@ -14,7 +14,7 @@ from jaxsearch import cli, models, setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import agents
-from jaxsearch.methods import search_r1
+from jaxsearch.methods import folding, search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.sampler import remote, requests
@@ -80,6 +80,20 @@ def test_a_tree_of_ids(kind, policy, tmp_path):
   asked = sum(len(span.parent.path_tokens()) for tree in trees for span in tree.nodes(Role.POLICY))
   assert metrics['tokens_reused'] + metrics['tokens_prefilled'] == asked and metrics['tokens_reused'] > asked / 2
   assert metrics['tokens_decoded'] == sum(tree.count(Role.POLICY) for tree in trees)
+
+
+@both
+def test_a_folded_chain_is_paths_of_ids(kind, policy, tmp_path):
+  writes = lambda text: '<context>See Tide.</context>' if text.endswith(folding.REQUEST) else SEARCHES
+  grow = functools.partial(folding.folding, search_r1.grow, fold='summary', fold_at=0.1, fold_tokens=30, template='world',
+                           max_tokens=50, max_turns=3)
+  with opened(kind, policy, tmp_path, script=writes) as (engine, (server,)):
+    trees, _ = grown(engine, grow, count=2)
+  for tree in trees:
+    assert [node.text for node in tree.nodes(Role.CONTEXT)] == ['<context>See Tide.</context>\n'] * 3
+    for span in tree.nodes(Role.POLICY):
+      path = span.parent.path_tokens()
+      assert span.sampler_logprobs == [server.logprob(path + span.tokens[:i], token) for i, token in enumerate(span.tokens)]
 
 
 @both
