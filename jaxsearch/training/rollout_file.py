@@ -61,7 +61,8 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
     span |= {'lengths': _lengths(node.tokens, pieces)} if pieces else {}
     span |= {'stop': node.stop} if node.stop else {}
     span |= {'calls': node.data['calls']} if 'calls' in node.data else {}
-    notes = {name: _rounded(note) for name, note in node.data.items() if isinstance(note, numbers.Real)}
+    notes = {name: _rounded(note) for name, note in node.data.items()
+             if isinstance(note, numbers.Real) and name not in span}
     span |= {'notes': notes} if notes else {}
     span |= {name: _rounded(value) for name in SIGNALS if (value := getattr(node, name, None)) is not None}
   question = tree.question

@@ -46,7 +46,7 @@ def grown(config: ml_collections.ConfigDict, tokenizer, question: Question) -> T
       tree.prune()
       return tree
     if not isinstance(request, Generate):
-      reply = search(request.query)
+      reply = [search(each.query) for each in request]
       continue
     end, said = '</context>', f'<context> {stated(question.metadata["steps"][:done])}</context>'
     if end not in request.stop:

@@ -94,7 +94,8 @@ def test_fifty_turns_in_2048_tokens():
 def test_in_native_calls_the_request_is_a_turn_of_the_users(family):
   """What the policy sees is the conversation as its template renders it; the turn that was opened is not there."""
   grow = folded('summary', 2000, fold_at=0.1, fold_tokens=100)
-  tree, requests, _ = drive_native(family, [[search('a')], (NOTES,), [search('a')], (NOTES,), 'Ada'], lone(grow), tools=('search',))
+  said = [[search('a')], (NOTES,), [search('a')], (NOTES,), 'Ada']
+  tree, requests, _ = drive_native(family, said, lone(grow), tools=('search',))
   frames, seen = tree.grammar.frames, [request.node for request in requests if isinstance(request, Generate)]
   first, asked, resumed = seen[:3]
   observed = asked.parent
@@ -117,8 +118,8 @@ def test_in_native_calls_the_request_is_a_turn_of_the_users(family):
 def test_results_in_native_calls_are_dropped(family):
   long = [Document('1', 'Title', 'text ' * 60)]
   grow = folded('oldest', 1000, fold_at=0.3)
-  tree, _, _ = drive_native(family, [[search('a'), *[search('b')] * (family == 'hermes')], [search('a')], [search('a')], 'Ada'], lone(grow),
-                            tools=('search',), found=long)
+  said = [[search('a'), *[search('b')] * (family == 'hermes')], [search('a')], [search('a')], 'Ada']
+  tree, _, _ = drive_native(family, said, lone(grow), tools=('search',), found=long)
   old = next(node for node in tree.walk() if 'fold' in node.data)
   results = [(None, DROPPED)] * (2 if family == 'hermes' else 1)
   assert old.text == tree.grammar.observe(old.parent, results) and tree.metrics['folds'] >= 1
