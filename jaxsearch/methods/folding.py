@@ -73,7 +73,7 @@ def summarised(node: Node, fold_tokens: int) -> Growth[Node]:
   asked = end.append(speech.aside(end, REQUEST), Role.PROMPT)
   written = yield Generate(asked, stop=('</context>', *speech.stops), max_tokens=fold_tokens)
   written.data['segment'] = 'summary'
-  said = speech.said(written)
+  said = speech.content(written)
   notes = grammar.context_block(said)[0] or said.strip()
   if not notes:
     return node

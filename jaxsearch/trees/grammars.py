@@ -85,7 +85,7 @@ class Tagged:
     return ''.join(call.message if isinstance(call, Malformed) else grammar.observation(text, self.tags)
                    for call, text in results)
 
-  def said(self, node: Any) -> str:
+  def content(self, node: Any) -> str:
     """Returns what a policy span says, without its end; thoughts that no tag of ours holds are left out."""
     return node.text_without_end
 

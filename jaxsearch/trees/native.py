@@ -307,7 +307,7 @@ class Native(Tagged):
     texts = [_json(text.strip())[1:-1] if self.frames.escapes else text.strip() for _, text in results]
     return self._end(node) + before + between.join(texts) + after
 
-  def said(self, node: Any) -> str:
+  def content(self, node: Any) -> str:
     return self._parts(node)[1]
 
   def resume(self, prompt: Any, notes: str) -> str:
