@@ -127,10 +127,12 @@ class Pool:
     self.ends[path.owner] += [page for page in path.pages if page and page.number in self.idle]
 
   def release(self, owner: int) -> None:
-    """Lets the pages of an episode that has ended go before all others."""
+    """Lets the pages of an episode that has ended, or has forgotten what they hold, go before all others."""
     for page in self.ends.pop(owner, ()):
       if self.idle.get(page.number) is page:
         self.idle.move_to_end(page.number, last=False)
+      while page.owner == owner:
+        page.owner, page = -1, page.parent
 
   def _longest(self, tokens: np.ndarray, soon: bool = False) -> tuple[list[Page], Page | None, int]:
     """Returns (whole pages that begin a path, the page to copy a part of, tokens in both).

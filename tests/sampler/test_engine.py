@@ -346,7 +346,7 @@ class Searching(grammars.Tagged):
 
 @pytest.mark.parametrize('fold', ['oldest', 'summary'])
 def test_a_folded_chain_is_sampled_and_trained_on_the_same_views(make_engine, config, params, fold, monkeypatch):
-  """Of two questions with two trees each, in so few pages that those of what was folded go first."""
+  """Of two questions with two trees each."""
   monkeypatch.setattr(folding, 'REQUEST', 'who is it: ')
 
   def grow(tree, number):
@@ -356,10 +356,21 @@ def test_a_folded_chain_is_sampled_and_trained_on_the_same_views(make_engine, co
     chain = lambda question, tree: search_r1.act(tree, start, turns=6, max_tokens=9)
     yield from folding.folding(chain, tree.question, tree, fold=fold, fold_at=0.6, fold_tokens=12)
 
-  trees, metrics = run(make_engine(pages=20), [functools.partial(grow, number=number) for number in range(4)])
+  trees, _ = run(make_engine(), [functools.partial(grow, number=number) for number in range(4)])
   for tree in trees:
-    assert tree.metrics['folds'] > 1 and max(leaf.length for leaf in tree.leaves()) <= 176
     tree.prune()
+    assert tree.metrics['folds'] > 1 and max(leaf.length for leaf in tree.leaves()) <= 176
   captured, expected = logprobs_of(trees, config, params, temperature=1.0)
   np.testing.assert_allclose(captured, expected, atol=1e-4)
-  assert len(captured) == sum(tree.count(Role.POLICY) for tree in trees) and metrics['pages_evicted'] == 0
+  assert len(captured) == sum(tree.count(Role.POLICY) for tree in trees)
+
+
+@pytest.mark.parametrize('forgets', [False, True])
+def test_pages_of_what_is_forgotten_go_first(make_engine, forgets):
+  def grow(tree):
+    node = tree.root.append(PROMPTS[0], Role.PROMPT)
+    for turn in range(4):
+      yield Generate(node.append(f'{turn} {PROMPTS[2] * 4}', Role.OBSERVATION), max_tokens=9, forgets=forgets)
+
+  _, metrics = run(make_engine(pages=8), [grow])
+  assert (metrics['pages_evicted'] == 0) is forgets
