@@ -8,7 +8,7 @@ import pytest
 from jaxsearch import methods
 from tests.methods.driving import context
 
-SHARED = ('__init__', 'actions', 'credit', 'refiner')
+SHARED = ('__init__', 'actions', 'credit', 'refiner', 'folding')
 NAMES = sorted(path.stem
                for path in pathlib.Path(methods.__file__).parent.glob('*.py') if path.stem not in SHARED)
 

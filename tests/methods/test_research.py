@@ -3,7 +3,7 @@
 import pytest
 
 from configs import r1
-from jaxsearch.methods import research
+from jaxsearch.methods import folding, research
 from jaxsearch.trees import native, templates
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods.driving import SEARCH, drive
@@ -53,7 +53,7 @@ def test_without_boxes_the_whole_answer_counts():
 
 def test_r1_serves_no_search():
   config = r1.get_config()
-  grow = {name: value for name, value in config.grow.items() if name not in native.SETTINGS}
+  grow = {name: value for name, value in config.grow.items() if name not in (*native.SETTINGS, *folding.SETTINGS)}
   assert config.method == 'search_r1'
   for template, words in ('world', 'Question: Who'), ('r1', 'Think first, then answer.'):
     tree, requests, observations = drive([SEARCH], **grow | {'template': template})
