@@ -11,14 +11,14 @@ from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.actions import read
 from jaxsearch.methods.credit import credit_groups, credit_relative
 from jaxsearch.methods.search_r1 import grow
-from jaxsearch.trees.tree import Role, Tree
+from jaxsearch.trees.tree import Tree
 
 __all__ = ['credit', 'grow']
 
 
 def rewards(tree: Tree, invalid: float) -> list[float]:
   """Returns what the spans of a chain earn: `invalid` without a call or an answer; the last the outcome."""
-  earned = [0.0 if read(node).is_valid else invalid for node in tree.nodes(Role.POLICY)]
+  earned = [0.0 if read(node).is_valid else invalid for node in tree.turns()]
   return [*earned[:-1], earned[-1] + tree.question.score(tree.answer)] if earned else []
 
 
@@ -40,7 +40,7 @@ def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: flo
     for tree in group:
       earned, later = rewards(tree, invalid), 0.0
       tree.reward = sum(earned)
-      for node, own in reversed(list(zip(tree.nodes(Role.POLICY), earned))):
+      for node, own in reversed(list(zip(tree.turns(), earned))):
         later = own + gamma * later
         of_question[tuple(node.parent.tokens)].append(([node], later))
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)

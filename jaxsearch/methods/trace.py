@@ -18,6 +18,7 @@ from jaxsearch.methods.tree_grpo import chain
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Tree
 
+BRANCHES = True
 ONE_TREE = True
 
 

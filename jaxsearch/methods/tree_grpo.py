@@ -19,6 +19,7 @@ from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
+BRANCHES = True
 ONE_TREE = True
 
 

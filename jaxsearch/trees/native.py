@@ -199,6 +199,8 @@ class Native(Tagged):
   family: Family
   kinds = 'json', 'shape', 'tool', 'arguments', 'unclosed', 'cut', 'empty'
   lead = ''
+  opening = property(lambda self: self.frames.user[1])
+  opened = property(lambda self: '<think>' * self.frames.thinks)
 
   def __init__(self, name: str, tokenizer: Tokenizer, tags: grammar.Tags, **settings: Any):
     family = FAMILIES[name]
@@ -211,10 +213,6 @@ class Native(Tagged):
     """Returns what stands between turns."""
     return frames_of(self.tokenizer, self.family)
 
-  @property
-  def opening(self) -> str:
-    return self.frames.user[1]
-
   @functools.cached_property
   def _ends(self) -> frozenset[int]:
     """Returns the ids of the tokens that end a turn."""
@@ -226,10 +224,6 @@ class Native(Tagged):
     """Returns the ends of a turn that are no end tokens of the tokenizer, as in base models."""
     missing = self._ends - set(self.tokenizer.eos_ids)
     return tuple(map(self.tokenizer.backend.id_to_token, sorted(missing)))
-
-  @property
-  def opened(self) -> str:
-    return '<think>' * self.frames.thinks
 
   @property
   def offered(self) -> list[dict[str, Any]]:
@@ -362,8 +356,8 @@ class ServerCalls(Native):
 
   def messages(self, node: Any) -> list[dict[str, Any]]:
     """Returns a turn of the policy, or the results that follow one, as messages; [] for any other span."""
-    is_policy = node.role.value == 'policy' or (  # or a copy of such a turn, see methods/folding.py
-      node.role.value == 'context' and node.parent.role.value == 'observation')
+    role, above = (each and each.role.value for each in (node, node.parent))
+    is_policy = role == 'policy' or (role, above) == ('context', 'observation')  # a copy, see folding.py
     of = node if is_policy else node.parent
     rest, written = read_hermes(of.text_without_end, {}) if of else ('', [])
     place = len(of.path()) if of else 0

@@ -1,5 +1,7 @@
 """Gold chains with summaries: as a rollout of a perfect policy would be, and read by sft as they were grown."""
 
+import itertools
+
 from configs import folded as config_of
 from jaxsearch import setup
 from jaxsearch.training import sft
@@ -17,5 +19,5 @@ def test_chains_hold_summaries_of_all_facts_and_are_read_back(tmp_path):
     copies = [node.text for node in tree.nodes(Role.CONTEXT)]
     written = [node.text for node in tree.nodes(Role.POLICY) if node.text.startswith('<context>')]
     assert [text.replace('<context> ', '<context>') + '\n' for text in written] == copies
-    assert all(later.startswith(earlier.removesuffix('</context>\n')) for earlier, later in zip(copies, copies[1:]))
+    assert all(later.startswith(earlier.removesuffix('</context>\n')) for earlier, later in itertools.pairwise(copies))
     assert '<answer>' in tree.nodes(Role.POLICY)[-1].text and all(node.trained for node in tree.nodes(Role.POLICY))
