@@ -84,7 +84,7 @@ def test_a_tree_of_ids(kind, policy, tmp_path):
 
 @both
 def test_a_folded_chain_is_paths_of_ids(kind, policy, tmp_path):
-  writes = lambda text: '<context>See Tide.</context>' if folding.REQUEST in text else SEARCHES
+  writes = lambda text, _: '<context>See Tide.</context>' if folding.REQUEST in text else SEARCHES
   grow = functools.partial(folding.folding, search_r1.grow, fold='summary', fold_at=0.05, fold_tokens=30, template='world',
                            max_tokens=50, max_turns=3)
   with opened(kind, policy, tmp_path, script=writes) as (engine, (server,)):
