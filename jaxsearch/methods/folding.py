@@ -1,7 +1,7 @@
 """Folds the context of a chain, so that an episode may be longer than the context of the model.
 
-`folding` wraps the `grow` of any method whose trees are chains. Before a turn behind a path that is too long, it
-makes a shorter one, from which the method goes on without noticing:
+`folding` wraps the `grow` of any method whose trees are chains. Before a turn behind a path that is too long,
+it makes a shorter one, from which the method goes on without noticing:
 
   oldest   what tools gave is dropped, the oldest first, down to half of the limit; thoughts and calls stay
   summary  the policy is asked for a summary while it still sees everything; prompt and summary stay
@@ -21,8 +21,8 @@ from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
 
 SETTINGS = ('fold', 'fold_at', 'fold_tokens')  # of config.grow: those that are not for a method's `grow`
-REQUEST = ('Call no tool now: write between <context> and </context> what is known and what is still to be found. '
-           'All else will be forgotten.\n')
+REQUEST = ('Call no tool now: write between <context> and </context> what is known and what is still to be '
+           'found. All else will be forgotten.\n')
 DROPPED = 'Dropped to save space.\n'
 
 
