@@ -1,1 +1,1 @@
-"""What frozen weights can decide of the papers' claims; docs/claims/plan.md says what was decided beforehand."""
+"""What frozen weights decide of the papers' claims, by the rules of docs/claims/plan.md."""

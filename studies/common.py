@@ -124,6 +124,13 @@ def interval(of: Estimate, scale: float = 1, digits: int = 1) -> str:
   return f'{of.mean * scale:+.{digits}f}{ends}'
 
 
+def verdicts_of(contrasts: Mapping[str, tuple[Estimate, float | None]], unit: str, scale: float = 1,
+                digits: int = 1) -> str:
+  """Returns the Markdown table of `decide`, differences times `scale` in `unit`."""
+  return table([{'contrast': row['contrast'], unit: interval(contrasts[row['contrast']][0], scale, digits),
+                 'p (Holm)': row['corrected'], 'verdict': row['verdict']} for row in decide(contrasts)])
+
+
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
   """Returns a Markdown table of rows with the same keys; the first column is what a row is."""
   cell = lambda value: '' if value is None else f'{value:.3g}' if isinstance(value, float) else str(value)

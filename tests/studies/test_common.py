@@ -1,0 +1,62 @@
+"""Budgets, intervals, verdicts and files of the studies."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxsearch.trees.tree import Role, Tree
+from studies import common
+from tests.methods.driving import Letters
+
+
+def test_a_span_costs_its_tokens_once():
+  tree = Tree(Letters())
+  asked = tree.root.append('ask', Role.PROMPT)
+  first, second = asked.append('one', Role.POLICY), asked.append('three', Role.POLICY)
+  assert common.cost(first.path()) == 6 and common.cost(tree.walk()) == 11
+  assert common.cost(second.path()) - common.cost(asked.path()) == 5
+
+
+@pytest.mark.parametrize('budget, expected', [
+  (10, [0, 1]), (15, [0.5, 1]), (30, [1, 0.5]), (40, [1, 0]), (99, [1, 0])])
+def test_a_curve_at_a_budget_is_straight_between_its_points(budget, expected):
+  values = np.array([[0.0, 1], [1, 1], [1, 0]])
+  np.testing.assert_allclose(common.at_budget([10, 20, 40], values, budget), expected)
+
+
+def test_units_are_judged_by_students_t():
+  values = np.random.default_rng(0).normal(0.3, 1, 20)
+  of, mean = common.over_units(values), values.mean()
+  half = stats.t.ppf(0.975, 19) * values.std(ddof=1) / np.sqrt(20)
+  np.testing.assert_allclose([of.mean, of.low, of.high], [mean, mean - half, mean + half])
+  assert of.p == pytest.approx(2 * stats.t.sf(abs(mean) / (half / stats.t.ppf(0.975, 19)), 19))
+  assert common.over_units([1.0]).low is None and common.over_units([2.0, 2.0]).p == 0
+
+
+def test_p_is_corrected_over_the_primary_contrasts_alone():
+  clear, weak = common.Estimate(1, 0.5, 1.5, 0.001), common.Estimate(1, 0.1, 1.9, 0.03)
+  rows = common.decide({'a': (clear, 0.1), 'b': (weak, 0.1), 'beside': (weak, None)})
+  assert [row['corrected'] for row in rows] == [0.002, 0.03, None]
+  assert [row['verdict'] for row in rows] == ['holds', 'holds', '']
+  assert common.interval(clear, 10) == '+10.0 [+5.0, +15.0]'
+
+
+def test_what_a_file_has_is_not_measured_again(tmp_path):
+  path, measured = tmp_path / 'runs' / 'a.jsonl', []
+  part = lambda name: lambda: measured.append(name) or {'value': len(measured)}
+  common.measured(path, {'one': part('one')})
+  rows = common.measured(path, {'one': part('one'), 'two': part('two')})
+  assert measured == ['one', 'two'] and [row['value'] for row in rows.values()] == [1, 2]
+  saved = [json.loads(line) for line in path.read_text().splitlines()]
+  assert [row['part'] for row in saved] == ['one', 'two'] and all(row['jax'] and row['date'] for row in saved)
+
+
+def test_a_size_sets_what_is_measured_and_the_flags_the_rest(tmp_path, capsys):
+  study = lambda given, out: f'{given.number} {given.policy} {out}'
+  sizes, small = {'full': {'number': 9}, 'tiny': {'number': 1}}, ['--size', 'tiny', '--policy', 'mine']
+  common.main('it', study, sizes, [*small, '--out', str(tmp_path)], policy='ours')
+  common.main('it', study, sizes, [], policy='ours')
+  assert capsys.readouterr().out.splitlines() == [
+    f'1 mine {tmp_path}/it.jsonl', '9 ours docs/claims/runs/it.jsonl']

@@ -1,0 +1,45 @@
+"""The study of CuSearch: sketches keep scalar products, selections are what they say, and it runs."""
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxsearch.world import files
+from studies import common, cusearch
+
+
+def test_the_deepest_half_of_each_question_is_kept():
+  depths, ids = np.array([0, 1, 2, 3, 5, 5, 0, 4]), np.repeat([0, 1], 4)
+  rng = np.random.default_rng(0)
+  assert cusearch.select('within', depths, depths * 0.0, ids, rng, 4).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
+  assert cusearch.select('auto', depths, depths * 0.0, ids, rng, 3).tolist() == [0, 0, 0, 0, 1, 1, 0, 1]
+
+
+def test_a_start_is_the_checkpoint_before_the_row_of_its_depth(tmp_path):
+  rows = [{'step': step, 'searches': depth} for step, depth in ((1, 0.6), (2, 0.7), (3, 1.1), (4, 1.6))]
+  (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
+  assert cusearch.start_of(str(tmp_path), 0.65).endswith('checkpoints/1')  # the shipped weights are in none
+  assert cusearch.start_of(str(tmp_path), 1.5).endswith('checkpoints/3')
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path, capsys, monkeypatch):
+  for name, value in {'STARTS': (1.0,), 'HOPS': (2, 3), 'DRAWS': 2, 'ROW': 512}.items():
+    monkeypatch.setattr(cusearch, name, value)
+  drawn = []
+  sketches = cusearch.sketches
+  monkeypatch.setattr(cusearch, 'sketches', lambda *of: drawn.append((of, sketches(*of))) or drawn[-1][1])
+  given = ['--size', 'tiny', '--start', str(files.POLICY), '--out', str(tmp_path)]
+  common.main('cusearch', cusearch.study, cusearch.SIZES, given, run='', start='')
+  rows = [json.loads(line) for line in (tmp_path / 'cusearch.jsonl').read_text().splitlines()]
+  assert [row['part'] for row in rows] == [
+    'depth 1, 2 hops', 'depth 1, 3 hops', 'gold chains', 'random documents']
+  full, random = (np.array(rows[0]['figures'][name]) for name in ('full raw', 'random raw'))
+  assert (full[:, 3] == 2).all() and (full[:, 1] == 0).all() and (random[:, 3] <= 2).all()
+  assert 'Auto - Random, zero' in capsys.readouterr().out
+  of, small = drawn[0]
+  monkeypatch.setattr(cusearch, 'SKETCH', 1 << 18)  # eight times as many places: nearer to the gradients
+  large = sketches(*of)
+  scale = np.sqrt(np.outer((large**2).sum(1), (large**2).sum(1)))
+  np.testing.assert_allclose(small @ small.T / scale, large @ large.T / scale, atol=0.05)
