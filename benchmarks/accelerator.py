@@ -11,11 +11,12 @@ each wait for their results; shares are of the limits that the same call measure
 
   check   what JAX finds: a device where /dev has one, a mesh of all of them with their hosts and slices, a
           pool as large as plans take it to be; rates of a copy and of a bfloat16 product; every kernel of
-          attention against the dense path in float32, as the largest difference over the largest value,
-          beside the difference of the dense path in bfloat16; an update with attention=auto beside one with
-          attention=dense; an update compiled, then read from the compilation cache as by a process that
-          starts again, and whether both give the same bits (--deterministic=1: as with
-          config.xla_deterministic)
+          attention (to rows; to pages by tokens that are decoded, drafted or prefilled) against the dense
+          path in float32, as the largest difference over the largest value, beside the difference of the
+          dense path in bfloat16; products with matrices of 8 bits; greedy spans with drafted tokens beside
+          those without; an update with attention=auto beside one with attention=dense; an update compiled,
+          then read from the compilation cache as by a process that starts again, and whether both give the
+          same bits (--deterministic=1: as with config.xla_deterministic)
   decode  a token of all slots at each length, a prefill, the host's share of a span
   update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
           then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded
@@ -51,10 +52,21 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 
 from benchmarks import sampler, train_step
-from benchmarks.accelerator_kernels import decode_kernel, kernels, normal, rows_kernel, timed, within
+from benchmarks.accelerator_kernels import (
+  DRAFTED,
+  drafted_tokens,
+  kernels,
+  normal,
+  paged_kernel,
+  quantised_product,
+  rows_kernel,
+  timed,
+  within,
+)
 from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch.cli import ACCELERATORS
 from jaxsearch.models.architecture import initial_params, preset
+from jaxsearch.models.quantised import KINDS
 from jaxsearch.parallel import memory, targets
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.planning import plan, programs
@@ -188,9 +200,15 @@ def check(args, results: Results) -> None:
   for name in args.presets:
     config = preset(name)
     results.measure(f'rows_{name}', rows_kernel, config, args.length, best['tflops'])
-    results.measure(
-      f'decode_{name}', decode_kernel, config, args.slots, args.length, best['gbytes_per_second'])
+    results.measure(f'flash_{name}', rows_kernel, config, args.length, best['tflops'], 'flash')
+    for kind, slots, tokens in (('decode', args.slots, 1), ('drafted', args.slots, 1 + DRAFTED),
+                                ('prefill', min(args.slots, 8), min(512, args.length // 3))):
+      results.measure(
+        f'{kind}_{name}', paged_kernel, config, slots, args.length, best['gbytes_per_second'], tokens)
+    for kind in KINDS:
+      results.measure(f'{kind}_{name}', quantised_product, config, kind)
   config = dataclasses.replace(preset(args.presets[0]), dtype=args.dtype, remat='full')
+  results.measure('drafted_tokens', drafted_tokens, config, args.slots, args.length)
   results.measure('auto_and_dense', auto_and_dense, config, args.length)
   results.measure('started_again', started_again, config, args.length, bool(args.deterministic))
 

@@ -1,4 +1,4 @@
-"""Attention kernels beside the dense path, timed: what benchmarks/accelerator.py measures of a device."""
+"""Kernels beside the dense path, timed: what benchmarks/accelerator.py measures of a device."""
 
 import collections
 import functools
@@ -11,14 +11,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks import sampler
+from jaxsearch.data.questions import Question
+from jaxsearch.models.architecture import initial_params
 from jaxsearch.models.attention import attend_to_pages, dense_attention
-from jaxsearch.models.kernels import paged_attention, tree_attention
+from jaxsearch.models.kernels import flash_attention, paged_attention, tree_attention
+from jaxsearch.models.quantised import quantise
+from jaxsearch.sampler.driver import Agent, rollout
+from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.pages import PAGE
+from jaxsearch.sampler.requests import Sampling, Tools
+from jaxsearch.trees.tree import Role
 
 LIMIT = 0.02     # of a kernel's difference: five roundings to bfloat16
 REPEATS = 5
 STEPS = 20       # of decode attention in one program, which is too short to be timed alone
 SIBLINGS = 5
+DRAFTED = 3      # tokens a step
 
 
 def timed(function, repeats: int = REPEATS, per: int = 1) -> dict[str, float]:
@@ -68,8 +77,9 @@ def within(errors: dict[str, float], limit: float = LIMIT) -> dict[str, float]:
   return errors
 
 
-def rows_kernel(config, length: int, tflops: float) -> dict:
-  """Attention over a chain and over siblings that share a prompt: results, gradients, times."""
+def rows_kernel(config, length: int, tflops: float, attention: str = 'auto') -> dict:
+  """Attention over a chain and over siblings that share a prompt, or with 'flash' stand beside it: results,
+  gradients, times."""
   platform, H, K, h = jax.default_backend(), config.num_heads, config.num_kv_heads, config.head_dim
   interpret = platform not in tree_attention.KERNELS
   platform = 'gpu' if interpret else platform
@@ -78,9 +88,12 @@ def rows_kernel(config, length: int, tflops: float) -> dict:
   ends = shared + (np.arange(rest) * SIBLINGS // rest + 1) * rest // SIBLINGS
   until = np.stack([np.full(length, length), np.r_[np.full(shared, length), ends]]).astype(np.int32)
   until[1] = np.maximum(until[1], np.arange(length) + 1)
+  until[1, :shared] = shared if attention == 'flash' else length
   q, k, v, gradient = (normal(i, 2, length, heads, h) for i, heads in enumerate((H, K, K, H)))
 
   def by_kernel(q, k, v):
+    if attention == 'flash':
+      return flash_attention.over_rows(until, platform, interpret)(q, k, v)
     return tree_attention.over_rows(until, H // K, 2 * h, platform, interpret)(q, k, v)
 
   dense = functools.partial(dense_attention, visible_until=jnp.asarray(until))
@@ -104,18 +117,18 @@ def rows_kernel(config, length: int, tflops: float) -> dict:
           'both_share': 3.5 * needed / times['both']['ms_least'] / 1e9 / tflops}
 
 
-def decode_kernel(config, slots: int, length: int, gbytes: float) -> dict:
-  """Attention of one token a slot over slots of all lengths, and the token that it writes."""
+def paged_kernel(config, slots: int, length: int, gbytes: float, n: int = 1) -> dict:
+  """Attention of n tokens a slot over slots of all lengths, and the tokens that it writes."""
   H, K, h, platform = config.num_heads, config.num_kv_heads, config.head_dim, jax.default_backend()
   kernel = paged_attention.KERNELS.get(platform)
   attend = functools.partial(paged_attention.attend, platform=kernel or 'gpu', interpret=not kernel)
-  q, keys, values = normal(0, slots, 1, H, h), normal(1, slots, 1, K, h), normal(2, slots, 1, K, h)
+  q, keys, values = normal(0, slots, n, H, h), normal(1, slots, n, K, h), normal(2, slots, n, K, h)
   multiple = PAGE * paged_attention.MULTIPLE
   pages = -(-length // multiple) * paged_attention.MULTIPLE
   parts = [normal(3 + i, K, slots * pages + 1, PAGE, h) for i in range(2)]
   cache = paged_attention.arranged(kernel or 'gpu', *parts)
   table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
-  lengths = np.linspace(0, length - 1, slots).astype(np.int32)
+  lengths = np.linspace(0, length - n, slots).astype(np.int32)
 
   @jax.jit
   def dense(*arrays):
@@ -125,20 +138,53 @@ def decode_kernel(config, slots: int, length: int, gbytes: float) -> dict:
 
   expected = dense(q, keys, values, parts)
   found, after = jax.jit(attend)(q, keys, values, cache, lengths, table)
-  there = np.take_along_axis(table, lengths[:, None] // PAGE, axis=1)[:, 0], lengths % PAGE
-  new = jnp.moveaxis(after[0][:, *there, :, :h] if len(after) == 1 else after[0][:, *there, :h], 0, 1)
-  new = new.reshape(slots, 1, -1, h)[:, :, ::2 // len(after)][:, :, :K]  # in one array values follow keys
+  places = lengths[:, None] + np.arange(n)
+  there = np.take_along_axis(table, places // PAGE, axis=1), places % PAGE
+  new = jnp.moveaxis(after[0][:, *there, :, :h] if len(after) == 1 else after[0][:, *there, :h], 0, 2)
+  new = new.reshape(slots, n, -1, h)[:, :, ::2 // len(after)][:, :, :K]  # in one array values follow keys
   errors = within(differences(result=(found, expected), written=(new, keys)))
+
+  times = max(STEPS // n, 1)
 
   @functools.partial(jax.jit, donate_argnums=0)
   def steps(cache):
     turn = lambda _, carry: attend(carry[0], keys, values, carry[1], lengths, table)
-    return jax.lax.fori_loop(0, STEPS, turn, (q, cache))
+    return jax.lax.fori_loop(0, times, turn, (q, cache))
 
   def run():
     nonlocal cache
     result, cache = steps(cache)
     return result
 
-  moved, times = float(lengths.sum()) * K * 2 * h * 2, timed(run, per=STEPS)
-  return {'errors': errors, **times, 'bandwidth_share': moved / times['ms_least'] / 1e6 / gbytes}
+  moved, spent = float(lengths.sum()) * K * 2 * h * 2, timed(run, per=times)
+  return {'errors': errors, **spent, 'bandwidth_share': moved / spent['ms_least'] / 1e6 / gbytes}
+
+
+def quantised_product(config, kind: str) -> dict:
+  """The product of a token of 64 slots with a matrix of 8 bits, beside that with what it stands for."""
+  x, w = normal(0, 64, config.hidden_size), normal(1, config.hidden_size, config.intermediate_size)
+  matrix, product = quantise({'gate': w}, kind)['gate'], jax.jit(lambda x, w: w.multiply(x))
+  with jax.default_matmul_precision('highest'):
+    expected = x.astype(jnp.float32) @ (matrix.values.astype(jnp.float32) * matrix.scale)
+  return {'errors': within(differences(result=(product(x, matrix), expected))),
+          **timed(lambda: product(x, matrix)), 'bfloat16': timed(lambda: jnp.dot(x, w))}
+
+
+def drafted_tokens(config, slots: int, length: int) -> dict:
+  """Greedy spans with drafted tokens beside those without: log-probabilities as far as tokens are equal."""
+  spans, rng = [length - sampler.PROMPT], np.random.default_rng
+  grow = lambda question, tree: sampler.chain(tree, rng(int(question.id)), spans, False)
+  params, found = initial_params(config, jax.random.key(0)), []
+  questions = [Question(str(i // SIBLINGS), '', ()) for i in range(2 * slots)]
+  for count in (0, DRAFTED):
+    engine = Engine(config, sampler.Words(), slots=slots, length=length, speculate=count)
+    engine.load(params)
+    trees, metrics = rollout(Agent(engine, grow, Tools(), Sampling(0.0)), questions, jax.random.key(0))
+    found.append([(node.tokens, node.sampler_logprobs) for tree in trees for node in tree.nodes(Role.POLICY)])
+  gaps, tokens = [], 0
+  for (plain, logprobs), (drafted, others) in zip(*found, strict=True):
+    equal = np.cumprod(np.equal(plain, drafted)).sum()
+    gaps.extend(np.abs(np.subtract(logprobs, others))[:equal])
+    tokens += len(plain)
+  return within({'logprob_gap': float(np.mean(gaps))}) | {
+    'equal_share': len(gaps) / tokens, 'tokens_accepted': metrics['tokens_accepted']}
