@@ -21,6 +21,7 @@ import yaml
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import row_files, saved_policies
+from tests.sampler import rollout_servers
 from tests.tools.serving import send, server
 from tests.training import child
 
@@ -307,6 +308,37 @@ def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_pa
                             for name in ('run', 'killed', 'whole'))
   jax.tree.map(np.testing.assert_array_equal, found, expected)
   jax.tree.map(np.testing.assert_array_equal, again, expected)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_slurm_job_with_a_server_of_rollouts_beside_it_on_each_host(programs, tmp_path):
+  """Each has a port of its own here, since the two hosts are one machine."""
+  child.make_inputs(tmp_path)
+  stand_in(programs, 'vllm', f'PYTHONPATH={ROOT} exec {sys.executable} {rollout_servers.__file__} "$@"')
+  both = programs / 'srun'
+  both.write_text(both.read_text().replace('SLURM_PROCID=$task', 'SLURM_PROCID=$task ROLLOUT_PORT=$((ROLLOUT_PORT + task))'))
+  with socket.socket() as free, socket.socket() as other:
+    free.bind(('127.0.0.1', 0))
+    port = free.getsockname()[1]
+    other.bind(('127.0.0.1', port + 1))
+  found = subprocess.run(
+    ['bash', str(LAUNCH / 'slurm.sbatch'), *TINY, '--config.steps=2', '--config.sampler.length=256',
+     '--config.train.row_length=256', '--config.grow.max_tokens=40'],
+    text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=800,
+    env=os.environ | JOB | {
+      'CONFIG': 'search_r1_grpo', 'MODEL': str(tmp_path / 'model'), 'OUT': str(tmp_path / 'run'), 'ROLLOUT': 'vllm',
+      'ROLLOUT_PYTHON': str(programs / 'vllm'), 'ROLLOUT_PORT': str(port), 'SLURM_JOB_ID': str(port), 'SLURM_NNODES': '2',
+      'SLURM_JOB_NODELIST': 'a,b', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT),
+      'PATH': f'{programs}:{os.environ["PATH"]}'})
+  assert found.returncode == 0, found.stdout[-3000:]
+  rows = row_files.read(tmp_path / 'run/metrics.jsonl')
+  assert len(rows) == 2 and all(row['seconds_weights'] > 0 and row['requests_failed'] == 0 for row in rows)
+  told = [re.findall(rf'the server {number} has (\S+)', found.stdout) for number in (port, port + 1)]
+  assert told[0] == told[1] and [label[-2:] for label in told[0]] == ['-1', '-2']
+  servers = [process for process in psutil.process_iter(['cmdline'])
+             if {rollout_servers.__file__, str(tmp_path / 'model')} <= set(process.info['cmdline'] or ())]
+  assert not psutil.wait_procs(servers, timeout=10)[1]  # they were told to end
 
 
 def follow_docs(folder: pathlib.Path, processes: int) -> tuple[list[str], dict[str, str]]:

@@ -1,9 +1,15 @@
 """Stand-ins for the servers of vLLM 0.32 and SGLang 0.5.23, written from their sources: what they take, what
 they send, where they stop, and how they get weights. The model behind them continues a text that it is given.
+
+As a program it is vLLM, by its command line; it prints the labels of the weights that it takes.
 """
 
 import contextlib
+import itertools
 import json
+import os
+import signal
+import sys
 import threading
 import time
 
@@ -138,3 +144,26 @@ def serving(stand_in, port=0):
     service.shutdown()
     thread.join()
     service.server_close()
+
+
+class Printing(Vllm):
+  def serve(self, path, body):
+    status, reply = super().serve(path, body)
+    if path == '/update_weight_version':
+      print(f'the server {self.port} has {self.label}', flush=True)
+    return status, reply
+
+
+def main(arguments):
+  from jaxsearch.models.tokenizer import Tokenizer
+  given = dict(itertools.pairwise(arguments))
+  assert '--enable-scale-out' in arguments and os.environ['VLLM_SERVER_DEV_MODE'] == '1'
+  stand_in = Printing(Tokenizer.load(given['serve']), lambda text, seed: '<think>So.</think><answer> Oslo </answer>')
+  stand_in.port = int(given['--port'])
+  with serving(stand_in, stand_in.port):
+    signal.sigwait({signal.SIGTERM})
+
+
+if __name__ == '__main__':
+  signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # by all threads; `main` waits for it
+  main(sys.argv)

@@ -24,8 +24,11 @@ from configs import checks
 from jaxsearch import registry
 from jaxsearch.methods import find_method, known_methods
 from jaxsearch.models.encoder import TextEncoder
+from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.tools import index_build
 from jaxsearch.training import row_files
+from jaxsearch.world import files as world
+from tests.sampler import rollout_servers
 from tests.training import child
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -205,6 +208,28 @@ def test_two_processes_train_as_one(start, tmp_path, ahead):
   run_as_one_and_two(start, 'train', tmp_path, *changes)
   assert [row['n'] for row in row_files.read(tmp_path / 'two/evaluations.jsonl')] == [6] * 4
   assert_alike(tmp_path / 'one', tmp_path / 'two', 2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('command', ['train', 'critic-warmup'])
+def test_two_processes_sample_on_the_same_servers(start, tmp_path, command):
+  """Both ask both; each server is told of new weights once, by one of them. Trees are those of one process."""
+  tokenizer = Tokenizer.load(world.folder())
+  writes = lambda text, seed: f' The {child.WORDS[seed % 12]} of the {child.WORDS[seed % 7]}.'
+  servers = [rollout_servers.Vllm(tokenizer, writes) for _ in range(3)]
+  with contextlib.ExitStack() as stack:
+    alone, *urls = (stack.enter_context(rollout_servers.serving(server)) for server in servers)
+    changes = ['mesh.fsdp=2', 'sampler.engine="vllm"', *['steps=2', 'eval.every=2'] * (command == 'train')]
+    finish_all([start(command, tmp_path / 'one', *changes, f'sampler.urls="{alone}"', devices=2),
+                *start_processes(start, 2, command, tmp_path / 'two', *changes, f'sampler.urls="{",".join(urls)}"')])
+  told = [[body['new_version'] for path, body in server.seen if path == '/update_weight_version'] for server in servers]
+  assert told[1] == told[2] and len(set(told[1])) == len(told[1]) == len(told[0]) > 0
+  asked = [sum(path == '/inference/v1/generate' for path, _ in server.seen) for server in servers]
+  assert asked[1] > asked[0] / 3 and asked[2] > asked[0] / 3
+  if command == 'train':
+    assert_alike(tmp_path / 'one', tmp_path / 'two', 2)
+    assert all(row['requests_failed'] == row['servers_reloaded'] == 0 for row in row_files.read(tmp_path / 'two/metrics.jsonl'))
 
 
 @pytest.mark.slow
