@@ -75,8 +75,8 @@ def messages(node: Node) -> list[dict[str, Any]]:
     if isinstance(grammar, ServerCalls) and (own := grammar.messages(span)):
       turns += own
       continue
-    own = (Role.POLICY,) if isinstance(grammar, ServerCalls) else (Role.POLICY, Role.CONTEXT)
-    role = 'assistant' if span.role in own else 'user'
+    authors = (Role.POLICY,) if isinstance(grammar, ServerCalls) else (Role.POLICY, Role.CONTEXT)
+    role = 'assistant' if span.role in authors else 'user'
     text = span.text_without_end if role == 'assistant' else span.text
     if turns and turns[-1]['role'] == role:
       turns[-1]['content'] += text

@@ -58,8 +58,12 @@ def outcome(config) -> list[tuple]:
 
 
 def test_one_step_ahead_trees_are_of_older_parameters_and_a_killed_run_resumes_to_the_bit(config, monkeypatch):
+  """Chains are folded, so that the trees of a checkpoint have summaries and copies of them."""
+  config.grow.update(fold='summary', fold_at=0.1, fold_tokens=4)
   loop.train(config)
-  gaps = [row['logprob_gap'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')]
+  rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  gaps = [row['logprob_gap'] for row in rows]
+  assert {row['folds_per_tree'] for row in rows} == {1}
   assert gaps[0] < 1e-5 and min(gaps[1:]) > 1e-3  # by parameters that are a step old
   expected, config.out = outcome(config), f'{config.out}-killed'
   with monkeypatch.context() as patch, pytest.raises(Killed):
