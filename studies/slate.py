@@ -314,8 +314,16 @@ def contrasts(every: Mapping[str, Mapping[str, np.ndarray]], steps: int,
   return found
 
 
-PRIMARY = {'truncation, judge: quieter': math.log(FACTOR), 'truncation, judge: closer': COSINE,
-           'judge, truncated: closer': COSINE}  # and the margins
+def primary(steps: int) -> dict[str, float]:
+  """Returns the margins of the primary contrasts of the plan."""
+  return {'truncation, judge: quieter': math.log(FACTOR), 'truncation, judge: closer': COSINE,
+          f'proposition 2, judge, k = {fewer(steps)[0]}: quieter': math.log(FACTOR)}
+
+
+def bounded(ratio: Sequence[float | None], bound: float) -> str:
+  """Says whether theorem 1 holds: the interval of a ratio lies below its bound, above, or on both sides."""
+  low, high = (math.nan if x is None else x for x in ratio[1:3])
+  return 'holds' if high <= bound else 'does not hold' if low > bound else 'undecided'
 
 
 def study(settings: argparse.Namespace, path: pathlib.Path) -> str:
@@ -338,10 +346,11 @@ def study(settings: argparse.Namespace, path: pathlib.Path) -> str:
       'alike': row['alike'].get(name.replace(', divided', ''))} | {
         figure: shown(of[figure]) for figure in figures}
      for part, row in rows.items() for name, of in row['figures'].items()],
-    common.decide({name_of(part, name): (read(of), PRIMARY.get(name)) for part, row in rows.items()
+    common.decide({name_of(part, name): (read(of), primary(row['T']).get(name)) for part, row in rows.items()
                    for name, of in row['contrasts'].items()}),
     [{'advantage variance': name_of(part, reward), '1/T': 1 / row['T']} | {
-      name: shown(of) for name, of in row['theorem'][reward].items()}
+      name: shown(of) for name, of in row['theorem'][reward].items()} | {
+        'verdict': bounded(row['theorem'][reward]['steps reached'], 1 / row['T'])}
      for part, row in rows.items() for reward in row['theorem']],
   ]
   return '\n\n'.join(map(common.table, tables))

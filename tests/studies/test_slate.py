@@ -1,6 +1,7 @@
 """The study of SLATE with frozen weights: what is credited, what it costs, and figures of known gradients."""
 
 import argparse
+import collections
 import dataclasses
 import itertools
 import json
@@ -110,6 +111,18 @@ def test_the_bootstrap_leaves_out_products_of_a_mini_batch_with_itself():
   signal, noise = gradients.moments(values, weights)
   assert signal[0] == pytest.approx(sum(x * w for x, w in pairs) / sum(w for _, w in pairs))
   assert noise[0] == pytest.approx(weights[0] @ (values**2).sum(1) / 5 - signal[0])
+
+
+def test_theorem_1_holds_where_the_whole_interval_lies_below_its_bound():
+  intervals = [0.2, 0.1, 0.25, 0.0], [0.2, 0.1, 0.26, 0.0], [0.3, 0.26, 0.4, 0.0], [0.2, None, None, 0.0]
+  assert [slate.bounded(of, 0.25) for of in intervals] == ['holds', 'undecided', 'does not hold', 'undecided']
+
+
+def test_the_contrasts_of_the_plan_are_among_those_that_are_computed():
+  draws = {figure: np.ones(3) for figure in ('noise over signal', 'towards')}
+  for steps in (3, 4, 5):
+    every = collections.defaultdict(lambda: draws)
+    assert slate.primary(steps).keys() <= slate.contrasts(every, steps, lambda of: 2.0 * of.k).keys()
 
 
 def test_fewer_alternatives_as_proposition_2_has_them():
