@@ -14,12 +14,15 @@ import ml_collections
 
 PHASES = {'rollout': ('prefill', 'decode'), 'score': ('score', 'values'), 'update': ('update', 'critic')}
 
-# No device has run this code. 'audit': of the programs of Qwen2.5-3B (36 layers) compiled for 8 H100; a
-# decoded token takes some 5 ms, 1.8 of them by the roofline, and waits for 77 collectives.
+# No device has run this code.
 CALIBRATION = {
   'products': 0.5,      # of the peak; assumed
   'collective': 10e-6,  # seconds at least; assumed
-  'layer': (5e-3 - 1.8e-3 - 77 * 10e-6) / 36,  # seconds a token on GPUs, launches and host syncs; audit
+  # Of a layer that decodes a token on GPUs, without collectives: counted in what is compiled for H100, split
+  # heads or not (tests/sampler/test_kernels.py). 25 to 30 more a token are of no layer.
+  'kernels': 16,
+  # Seconds to launch one: 4 to 6 by susun-blog.com/blog/pegainfer-3-cuda-graph, fewer in a graph.
+  'kernel': 4e-6,
   'span': 0.77e-3,      # seconds of a host, one policy span after the other; benchmarks/host.py on a busy CPU
   'search': 0.1,        # seconds, sampler.tool_workers at a time; assumed, configs do not say it
   # Bytes a second of a shared disk: Filestore High Scale, 10 TiB;
@@ -121,7 +124,7 @@ def expected(arithmetic: float, memory: float, network: float, collectives: int 
     collectives: that it waits for.
     layers: whose kernels a host launches while the device waits.
   """
-  floor = collectives * CALIBRATION['collective'] + layers * CALIBRATION['layer']
+  floor = collectives * CALIBRATION['collective'] + layers * CALIBRATION['kernels'] * CALIBRATION['kernel']
   return max(arithmetic / CALIBRATION['products'], memory, network) + floor
 
 
