@@ -184,6 +184,9 @@ def get_config():
     async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with
                                      # the parameters from before it; importance weights correct for their
                                      # age. 0: one after the other
+    carry=0,                         # questions whose trees may go on in the next step, so that a long episode
+                                     # holds no batch; what older parameters wrote keeps its log-probabilities,
+                                     # and importance weights correct for it. 0: none
     old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while
                                      # sampling) or 'recompute' (by the trainer; costs a forward pass where a
                                      # step makes several updates); None: 'recompute' with importance weights
@@ -202,7 +205,7 @@ def get_config():
                                      # None is off
     importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
                                      # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16, with
-                                     # train.async_steps=1, sampler.weights in 8 bits or another
+                                     # train.async_steps=1 or train.carry, sampler.weights in 8 bits or another
                                      # sampler.engine (unless train.old_logprobs='sampler'), else off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,

@@ -76,6 +76,7 @@ FIELDS = {
   'train.epochs': COUNT,
   'train.mini_batch': '>= 0',
   'train.async_steps': '= 0 or = 1',
+  'train.carry': '>= 0',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
   'train.kl_on': ('all', 'wrong'),
@@ -279,9 +280,12 @@ def together(config, training):
   if train.async_steps and config.sampler.release:
     yield ('sampler.release=True with train.async_steps=1 would free what samples while the step trains; '
            'set it to None')
-  if train.async_steps and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
-    yield ("loss.importance_cap=0 with train.async_steps=1 and train.old_logprobs='recompute' corrects "
-           "nothing for the older parameters that sampled; leave the cap at None")
+  if (train.async_steps or train.carry) and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
+    yield ("loss.importance_cap=0 with train.async_steps=1 or train.carry and train.old_logprobs='recompute' "
+           'corrects nothing for the older parameters that sampled; leave the cap at None')
+  if train.carry >= config.questions_per_step:
+    yield (f'train.carry={train.carry} must be less than questions_per_step={config.questions_per_step}: '
+           'nothing would be left to train on in the first step')
   if config.sampler.weights != 'same' and (train.old_logprobs == 'sampler' or loss.importance_cap == 0):
     yield (f'sampler.weights={config.sampler.weights!r} needs importance weights; leave loss.importance_cap and '
            'train.old_logprobs at None')

@@ -2,7 +2,7 @@
 
 import functools
 
-from jaxsearch.sampler.driver import Schedule
+from jaxsearch.sampler.driver import Episode, Schedule
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
 
@@ -30,6 +30,6 @@ class Equipped(Engine):
 
   def schedule(self, growths, key, on_progress=None, observer=None):
     """A `Schedule` of (generator, tree) pairs, to be run."""
-    numbered = [(number, *growth) for number, growth in enumerate(growths)]
+    numbered = [Episode(number, *growth) for number, growth in enumerate(growths)]
     return Schedule(functools.partial(self.decoding, key, self.sampling), numbered, self.tools, on_progress,
                     observer)

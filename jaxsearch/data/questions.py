@@ -87,9 +87,9 @@ class QuestionBatches:
       digest.update(ascii((question.id, question.question, question.golden_answers)).encode())
     self._stream = {'questions': digest.hexdigest()[:16], 'batch_size': batch_size, 'seed': seed}
     # `.seed` mixes the seed; `.shuffle(seed)` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
-    order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
+    self._order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
     # Questions lie in memory: threads that read ahead would only cost.
-    batches = order.batch(batch_size, drop_remainder=True, batch_fn=list)  # it never ends
+    batches = self._order.batch(batch_size, drop_remainder=True, batch_fn=list)  # it never ends
     self._batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
   def __iter__(self) -> 'QuestionBatches':
@@ -97,6 +97,10 @@ class QuestionBatches:
 
   def __next__(self) -> list[Question]:
     return next(self._batches)
+
+  def of(self, step: int, place: int) -> Question:
+    """Returns the question at a place of a batch, counted from 0; of the first batch `step` is 1."""
+    return self._order[(step - 1) * self._stream['batch_size'] + place]
 
   def get_state(self) -> dict:
     """Returns where the stream stands, as JSON can hold it; the same on every process."""

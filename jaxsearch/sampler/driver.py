@@ -1,6 +1,6 @@
 """The one rollout driver: questions in, grown trees out.
 
-`rollout` hands its trees to a `Schedule`, which repeats until nothing is left: start episodes and apply
+`rollout` hands its episodes to a `Schedule`, which repeats until nothing is left: start episodes and apply
 replies of calls while the policy has room (`_fill`), let the policy place and decode what waits for it, and
 hand finished replies to their generators, which then yield new requests. A request serves and counts itself
 (`tools.calls.Request`); the schedule knows none by name.
@@ -14,6 +14,9 @@ In the deterministic mode every decision is a function of tokens and decode step
 applied in the order of their requests, and only where a slot is idle, no new episode can be started, and the
 call is `tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the
 host waits for it. Otherwise replies are applied as they arrive.
+
+A rollout that has `enough` ends once nothing is asked for any more. Its unfinished episodes hold their replies,
+and go on where they are given to another `run`.
 """
 
 import collections
@@ -72,7 +75,6 @@ class Agent:
   grammar: Any = None
 
 
-@memory.named('sampling', memory.SAMPLER)
 def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, sampling: Sampling | None = None,
             tools: Tools | None = None, numbers: Sequence[int] | None = None,
             on_progress: Progress | None = None, observer: Observer | None = None,
@@ -93,14 +95,27 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, samp
     Cancelled: `cancelled()` became true.
   """
   numbers = range(len(questions)) if numbers is None else numbers
-  words = np.asarray(jax.random.key_data(key)).ravel().tolist()
-  trees = [Tree(agent.engine.tokenizer, question, np.random.default_rng([*words, number]), agent.grammar)
-           for question, number in zip(questions, numbers, strict=True)]
-  for tree in trees:
-    tree.length = agent.engine.length
-  growths = [(number, agent.grow(tree.question, tree), tree) for number, tree in zip(numbers, trees)]
+  episodes = [new_episode(agent, question, key, number)
+              for question, number in zip(questions, numbers, strict=True)]
+  metrics = run(agent, episodes, key, sampling=sampling, tools=tools, on_progress=on_progress,
+                observer=observer, cancelled=cancelled)
+  return [episode.tree for episode in episodes], metrics
+
+
+@memory.named('sampling', memory.SAMPLER)
+def run(agent: Agent, episodes: Sequence['Episode'], key: jax.Array, *, sampling: Sampling | None = None,
+        tools: Tools | None = None, **options) -> dict[str, float]:
+  """Runs episodes, new ones or held ones; returns the metrics. See `rollout`, and `Schedule` for `options`."""
   policy = functools.partial(agent.engine.decoding, key, sampling or agent.sampling)
-  return trees, Schedule(policy, growths, tools or agent.tools, on_progress, observer, cancelled).run()
+  return Schedule(policy, episodes, tools or agent.tools, **options).run()
+
+
+def new_episode(agent: Agent, question: Question, key: jax.Array, number: int) -> 'Episode':
+  """Returns the episode of tree `number`, not begun."""
+  rng = np.random.default_rng([*np.asarray(jax.random.key_data(key)).ravel().tolist(), number])
+  tree = Tree(agent.engine.tokenizer, question, rng, agent.grammar)
+  tree.length = agent.engine.length
+  return Episode(number, agent.grow(question, tree), tree)
 
 
 @dataclass(eq=False)
@@ -117,6 +132,7 @@ class Episode:
   requests: int = 0  # spans and scores it has requested so far
   calls: int = 0  # of tools so far
   started: float = 0.0
+  done: bool = False
   counts: collections.Counter = field(default_factory=collections.Counter)  # its part of the schedule's
   failures: dict[str, str] = field(default_factory=dict)  # the last reasons, by name of the metric
 
@@ -152,21 +168,21 @@ class Schedule:
 
   Args:
     policy: called with this schedule; returns what serves `Generate` and `Score`, see above.
-    growths: (number, generator, its tree) of each episode. The tokens of an episode depend on its number, on
-      the policy's key, and on nothing else.
+    episodes: their tokens depend on their numbers, on the policy's key, and on nothing else.
     on_progress: called with (episodes done, episodes, metrics so far) whenever one ends.
     observer: called with (tree, request, reply) for every reply that a generator gets, and with (tree, None,
       counts) when its episode ends: its own part of `metrics` (tokens decoded, what was asked and failed),
       `requests` (spans and scores) and its `seconds`.
     cancelled: asked in every round; once true, the rollout raises Cancelled.
+    enough: once true, generators get no more replies.
   """
 
-  def __init__(self, policy: Callable[['Schedule'], Any], growths: Sequence[tuple[int, Iterator, Tree]],
-               tools: Tools, on_progress: Progress | None = None, observer: Observer | None = None,
-               cancelled: Callable[[], bool] = lambda: False):
+  def __init__(self, policy: Callable[['Schedule'], Any], episodes: Sequence[Episode], tools: Tools,
+               on_progress: Progress | None = None, observer: Observer | None = None,
+               cancelled: Callable[[], bool] = lambda: False, enough: Callable[[], bool] = lambda: False):
     self.tools, self.on_progress = tools, on_progress
-    self.observer, self.cancelled = observer or (lambda *_: None), cancelled
-    self.total, self.queue = len(growths), collections.deque(Episode(*growth) for growth in growths)
+    self.observer, self.cancelled, self.enough = observer or (lambda *_: None), cancelled, enough
+    self.total, self.queue = len(episodes), collections.deque(episodes)
     self.steps = 0  # decode steps so far, the clock of the deterministic mode
     self.capacity = 0  # tokens that they could have decoded
     self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
@@ -191,7 +207,7 @@ class Schedule:
           self.reply(self.policy.decode())
         elif self.together:
           self._serve_together()
-        elif not (self.queue or self.policy.busy or self.calls):
+        elif not ((self.queue and not self.enough()) or self.policy.busy or self.calls):
           return self.metrics()
 
   def metrics(self) -> dict[str, float | str]:
@@ -223,7 +239,7 @@ class Schedule:
 
   def _fill(self) -> None:
     while self.policy.room:
-      if self.queue and (episode := self.policy.claim(self.queue)):
+      if self.queue and not self.enough() and (episode := self.policy.claim(self.queue)):
         episode.started = time.monotonic()
         self._advance([episode])
       elif not self._apply_reply():
@@ -233,7 +249,7 @@ class Schedule:
     """Hands replies to the generators and takes their requests, until each has to wait or ends."""
     for episode in dict.fromkeys(episodes):
       try:
-        while not episode.waiting:
+        while not episode.waiting and not self.enough():
           self._take(episode)
       except StopIteration:
         self._finish_episode(episode)
@@ -259,6 +275,7 @@ class Schedule:
 
   def _finish_episode(self, episode: Episode) -> None:
     self.policy.release(episode)
+    episode.done = True
     self.add(episode, episodes=1)
     if episode.tree.stop is not None:
       self.add(episode, **{f'stop_{episode.tree.stop}': 1})

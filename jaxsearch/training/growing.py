@@ -2,37 +2,59 @@
 
 `begin` decides which trees a process grows and with what random numbers. With `config.train.async_steps=1` a
 checkpoint of step n holds the trees of step n + 1, which older parameters grew; `restore` makes them again.
+
+With `config.train.carry=K` a rollout ends where all but K of its questions have their trees; these K go on in
+the next step, with the parameters of then, and count where they end. So the first step of a run has K questions
+less than the others. A checkpoint holds what their generators were told, see held.py.
 """
 
 import dataclasses
-import itertools
 import threading
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
-from jaxsearch.data.questions import Question
+from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.methods import Context
 from jaxsearch.parallel import transfer
-from jaxsearch.sampler.driver import Agent, rollout
+from jaxsearch.sampler import driver
+from jaxsearch.sampler.driver import Agent, Episode
+from jaxsearch.sampler.requests import Request
+from jaxsearch.training import held
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner
 from jaxsearch.training.rollout_file import note_call
 from jaxsearch.training.update import prepare
 from jaxsearch.trees.tree import Tree
 
+CARRIED = 1 << 20  # what the number of a tree grows by with each step that it goes on in
+
+
+@dataclasses.dataclass
+class Asked:
+  """A question with the trees that this process grows for it."""
+  step: int   # that drew it
+  place: int  # in the batch of that step
+  episodes: list[Episode]
+  told: dict[Tree, list] = dataclasses.field(default_factory=dict)  # what held.py keeps of unfinished trees
+
+  @property
+  def is_done(self) -> bool:
+    return all(episode.done for episode in self.episodes)
+
 
 @dataclasses.dataclass(frozen=True)
 class Growing:
   """Holds a step's rollout, running or finished."""
   context: Context
-  sizes: Sequence[int]    # trees of each question of the whole batch
-  numbers: Sequence[int]  # of this process's trees, their places in the batch
-  outcome: Future         # (trees, metrics of the sampler)
+  asked: Sequence[Asked]  # of this process
+  outcome: Future         # metrics of the sampler
+  carry: int = 0          # `config.train.carry`
   abandoned: threading.Event = dataclasses.field(default_factory=threading.Event)
 
   def abandon(self) -> None:
@@ -42,31 +64,39 @@ class Growing:
 
   def groups(self) -> Groups:
     """Waits for the trees of this process, pruned, and grouped by their questions."""
-    trees = iter(self.outcome.result()[0])
-    for tree in self.outcome.result()[0]:
+    self.outcome.result()
+    groups = [[episode.tree for episode in asked.episodes] for asked in self.asked if asked.is_done]
+    for tree in (tree for group in groups for tree in group):
       tree.prune()
-    return [list(itertools.islice(trees, size)) for size in self.sizes[transfer.local_part()]]
+    if self.carry:
+      older = sum(len(asked.episodes) for asked in self.asked if asked.is_done and asked.step < self.context.step)
+      self.context.metrics.update(questions_carried=len(self.carried()), trees_older=older)
+    return groups
+
+  def carried(self) -> list[Asked]:
+    """Returns, once `groups` has, the questions that go on in the next step."""
+    return [asked for asked in self.asked if not asked.is_done]
 
   @property
   def sampled(self) -> dict[str, Any]:
     """Returns the metrics of this process's sampler."""
-    _, metrics = self.outcome.result()
+    metrics = self.outcome.result()
     # One step ahead most of these seconds pass while the step before is trained.
     return metrics | {'seconds_rollout': metrics['seconds'], 'tokens_generated': metrics['tokens_decoded']}
 
   def state(self) -> dict[str, Any]:
     """Returns, as JSON, what `restore` needs, of all processes; each must call it. Waits for the end."""
-    trees, metrics = self.outcome.result()
-    records = [[number, tree.to_json()] for number, tree in zip(self.numbers, trees)]
-    grown = transfer.gather_objects((records, metrics))
-    return {'step': self.context.step, 'sizes': list(self.sizes), 'metrics': dict(self.context.metrics),
+    metrics = self.outcome.result()
+    done = [to_json(asked) for asked in self.asked if asked.is_done]
+    grown = transfer.gather_objects((done, metrics))
+    return {'step': self.context.step, 'metrics': dict(self.context.metrics),
             'rng': self.context.rng.bit_generator.state, 'sampled': [metrics for _, metrics in grown],
-            'trees': [pair for pairs, _ in grown for pair in pairs]}
+            'asked': [record for done, _ in grown for record in done]}
 
 
 def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Question], step: int,
-          saved: dict[str, Any] | None = None) -> Growing:
-  """Begins the rollout of a step, or restores that which a checkpoint has `saved` for it.
+          carried: Sequence[Asked] = ()) -> Growing:
+  """Begins the rollout of a step, with what is `carried` over from the one before.
 
   Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their
   trees stay with it. How many trees a question gets, and what they draw, depends on its place in the batch,
@@ -74,47 +104,106 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
   """
   config = learner.config
   context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
-  if saved and saved['step'] == step:
-    return restore(saved, config.group_size, learner.agent, questions, context)
-  agent = prepare(learner, step)
+  agent, abandoned = prepare(learner, step), threading.Event()
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
-  asked, abandoned = local_trees(questions, sizes, config.group_size), threading.Event()
+  key = key_of(config, step)
+  new = [Asked(step, place, [driver.new_episode(agent, questions[place], key, number) for number in numbers])
+         for place, numbers in local_trees(sizes, config.group_size).items()]
+  asked = [*carried, *new]
+  for one in carried:
+    for episode in one.episodes:
+      episode.number += CARRIED
+  episodes = [episode for one in asked for episode in one.episodes if not episode.done]
+  observer, enough = watch(asked, config.train.carry)
   thread = ThreadPoolExecutor(1, thread_name_prefix='growing')
-  key = jax.random.fold_in(jax.random.key(config.seed), step)
-  outcome = thread.submit(rollout, agent, list(asked.values()), key, numbers=list(asked), observer=note_call,
-                          cancelled=abandoned.is_set)
+  outcome = thread.submit(driver.run, agent, episodes, key, observer=observer, cancelled=abandoned.is_set,
+                          enough=enough)
   thread.shutdown(wait=False)
-  return Growing(context, sizes, list(asked), outcome, abandoned)
+  return Growing(context, asked, outcome, config.train.carry, abandoned)
 
 
-def restore(saved: dict[str, Any], group_size: int, agent: Agent, questions: Sequence[Question],
-            context: Context) -> Growing:
+def watch(asked: Sequence[Asked], carry: int) -> tuple[driver.Observer, Callable[[], bool]]:
+  """Returns the observer of a rollout, and what tells that no more questions are left than may be carried.
+
+  Of `carry` questions in all each process has its part, so none waits for another.
+  """
+  carry = len(range(carry)[transfer.local_part()])
+  owner = {episode.tree: one for one in asked for episode in one.episodes}
+  missing = {id(one): sum(not episode.done for episode in one.episodes) for one in asked}
+
+  def observer(tree: Tree, request: Request | None, reply: Any) -> None:
+    note_call(tree, request, reply)
+    one = owner[tree]
+    if request is None:
+      one.told.pop(tree, None)
+      missing[id(one)] -= 1
+      if not missing[id(one)]:
+        del missing[id(one)]
+    elif carry:
+      one.told.setdefault(tree, []).append(held.to_json(request, reply))
+
+  return observer, lambda: len(missing) <= carry
+
+
+def key_of(config: ConfigDict, step: int) -> jax.Array:
+  """Returns the random key of a step's rollout."""
+  return jax.random.fold_in(jax.random.key(config.seed), step)
+
+
+def local_trees(sizes: Sequence[int], group_size: int) -> dict[int, list[int]]:
+  """Returns {place of a question: numbers of its trees} of what this process grows; `sizes` are of the batch.
+
+  Random numbers come from a tree's number, which depends on the place of its question and its own in the
+  group alone: the first `group_size` trees of all questions come first, then the next of those with more.
+  """
+  batch, places = len(sizes) * group_size, range(len(sizes))[transfer.local_part()]
+  return {place: [member // group_size * batch + place * group_size + member % group_size
+                  for member in range(sizes[place])] for place in places}
+
+
+# As checkpoints hold them.
+
+def to_json(asked: Asked) -> dict[str, Any]:
+  """Returns what `from_json` needs: finished trees, and what unfinished ones were told."""
+  tree = lambda episode: episode.tree.to_json() if episode.done else None
+  return {'step': asked.step, 'place': asked.place, 'trees': [
+    [episode.number, tree(episode), held.episode_to_json(episode, asked.told.get(episode.tree, []))]
+    for episode in asked.episodes]}
+
+
+def from_json(records: Sequence[dict[str, Any]], config: ConfigDict, agent: Agent,
+              questions: QuestionBatches) -> list[Asked]:
+  """Returns what `to_json` described, of all processes: that which this one grows, on any number of them."""
+  restored = []
+  for record in sorted(records, key=lambda record: (record['step'], record['place'])):
+    step, place = record['step'], record['place']
+    if place not in range(place + 1)[transfer.local_part()]:
+      continue
+    question, asked = questions.of(step, place), Asked(step, place, [])
+    for number, tree, said in record['trees']:
+      episode = driver.new_episode(agent, question, key_of(config, step), number % CARRIED)
+      if tree:
+        episode.done = True
+        episode.tree = Tree.from_json(tree, agent.engine.tokenizer, question, agent.grammar)
+      else:
+        asked.told[episode.tree] = held.replay(episode, said, note_call)
+      episode.number = number
+      asked.episodes.append(episode)
+    restored.append(asked)
+  return restored
+
+
+def restore(saved: dict[str, Any], learner: Learner, questions: QuestionBatches,
+            carried: Sequence[Asked]) -> Growing:
   """Returns the finished rollout that `Growing.state` described, on any number of processes."""
+  context = Context(saved['step'], np.random.default_rng(0), learner.memory, dict(saved['metrics']))
   context.rng.bit_generator.state = saved['rng']
-  context.metrics.update(saved['metrics'])
-  asked, grown = local_trees(questions, saved['sizes'], group_size), dict(saved['trees'])
-  trees = [Tree.from_json(grown[number], agent.engine.tokenizer, question, agent.grammar)
-           for number, question in asked.items()]
   taken, metrics = saved['sampled'][transfer.local_part()], dict(saved['sampled'][0])
   for name, value in metrics.items():  # counts of the processes whose place this one takes
     if isinstance(value, (int, float)):
       metrics[name] = sum(row.get(name, 0) for row in taken)
   outcome = Future()
-  outcome.set_result((trees, metrics))
-  return Growing(context, saved['sizes'], list(asked), outcome)
-
-
-def local_trees(questions: Sequence[Question], sizes: Sequence[int], group_size: int) -> dict[int, Question]:
-  """Returns {number: question} of the trees that this process grows, of `sizes` for the whole batch.
-
-  Random numbers come from a tree's number, which depends on the place of its question and its own in the
-  group alone: the first `group_size` trees of all questions come first, then the next of those with more.
-  """
-  batch, asked = len(sizes) * group_size, {}
-  for place in range(len(questions))[transfer.local_part()]:
-    for member in range(sizes[place]):
-      number = member // group_size * batch + place * group_size + member % group_size
-      asked[number] = questions[place]
-  return asked
+  outcome.set_result(metrics)
+  return Growing(context, [*from_json(saved['asked'], learner.config, learner.agent, questions), *carried], outcome)

@@ -167,8 +167,8 @@ def importance_cap(config: ConfigDict) -> float:
   """Returns the cap of `losses.importance_weights` between sampler and trainer; 0 is off."""
   if config.loss.importance_cap is not None:
     return config.loss.importance_cap
-  apart = (config.dtype == 'bfloat16' or config.train.async_steps or config.sampler.weights != 'same'
-           or config.sampler.engine != 'jax')
+  apart = (config.dtype == 'bfloat16' or config.train.async_steps or config.train.carry
+           or config.sampler.weights != 'same' or config.sampler.engine != 'jax')
   return 2.0 if apart and config.train.old_logprobs != 'sampler' else 0.0
 
 

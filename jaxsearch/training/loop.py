@@ -24,6 +24,7 @@ from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models import hub
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import transfer
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import growing, metrics
@@ -52,24 +53,25 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
   with RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
-    saved = resume(run, learner, questions)
+    ahead, carried = resume(run, learner, questions)
     run.start()
     history = [metrics.remember(row) for row in run.rows()]
     if jax.default_backend() != 'cpu':  # where programs are few
       compile_first(learner)
     if run.last_step == 0 and run.wants_evaluation(0):
       evaluate_policy(run, learner, method, 0, evaluate)
-    ahead = current = None  # `ahead` is the rollout of the step after, with `async_steps`
+    current = None  # `ahead` is the rollout of the step after, with `async_steps`
     run.callback(lambda: [rollout.abandon() for rollout in (current, ahead) if rollout])
     for step in run.steps():
       clock, before = metrics.Clock(), row
       with clock('generate'):
-        current = ahead or growing.begin(learner, method, next(questions), step, saved)
-        groups, ahead, position = current.groups(), None, questions.get_state()
+        current = ahead or growing.begin(learner, method, next(questions), step, carried)
+        groups, ahead, carried = current.groups(), None, current.carried()
+        position = questions.get_state()
         if learner.releases:
           learner.agent.engine.unload(cache=True)
         if config.train.async_steps and step < config.steps:
-          ahead = growing.begin(learner, method, next(questions), step + 1)
+          ahead = growing.begin(learner, method, next(questions), step + 1, carried)
       with clock('score'):
         assess(learner, [tree for group in groups for tree in group])
       with clock('reward'):
@@ -88,31 +90,40 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
       if run.wants_evaluation(step):
         evaluate_policy(run, learner, method, step, evaluate)
       stop = metrics.watch(history, row, config, run.say)
-      run.finish_step(step, row, learner.state, lambda: state_of(learner, position, ahead))
+      run.finish_step(step, row, learner.state, lambda: state_of(learner, position, ahead, carried))
       if stop:
         raise RunStopped(stop)
   return row
 
 
-def state_of(learner: Learner, position: dict, ahead: growing.Growing | None) -> dict:
+def state_of(learner: Learner, position: dict, ahead: growing.Growing | None,
+             carried: Sequence[growing.Asked]) -> dict:
   """Returns what `resume` needs beside the parameters, as JSON; all processes must call it."""
+  carried = transfer.gather_objects(list(map(growing.to_json, ahead.carried() if ahead else carried)))
   return {'memory': learner.memory, 'questions': position, 'following': ahead and ahead.state(),
+          'carried': [record for records in carried for record in records],
           'reference': learner.fingerprint, 'decoder': dataclasses.asdict(learner.model_config)}
 
 
-def resume(run: RunFolder, learner: Learner, questions: QuestionBatches) -> dict | None:
+def resume(run: RunFolder, learner: Learner,
+           questions: QuestionBatches) -> tuple[growing.Growing | None, list[growing.Asked]]:
   """Puts everything back to where the run's newest checkpoint was made, if there is one.
 
-  Returns the rollouts that were one step ahead, if the checkpoint has any: see `growing.restore`.
+  Returns (the rollout that was one step ahead, or None; the questions that go on in the next step).
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
   check = lambda host: hub.check_base(host, learner.fingerprint, learner.config.model)
   learner.state, host = run.restore(learner.state, check)
   if host is None:
-    return None
+    return None, []
   learner.memory = host['memory']
+  carried = growing.from_json(host.get('carried', []), learner.config, learner.agent, questions)
+  saved = host['following']
+  ahead = growing.restore(saved, learner, questions, carried) if saved else None
   questions.set_state(host['questions'])
-  return host['following']
+  if ahead:
+    next(questions)  # it has them
+  return ahead, carried
 
 
 def count_failed_steps(run: RunFolder, row: dict[str, Any], before: dict[str, Any],

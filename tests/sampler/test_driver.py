@@ -12,7 +12,7 @@ import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.sampler.driver import GrowthError, Schedule
+from jaxsearch.sampler.driver import Episode, GrowthError, Schedule
 from jaxsearch.sampler.requests import (
   Ask,
   Call,
@@ -95,7 +95,7 @@ class Library:
 def run(grows, policy=Counting, observer=None, **tools):
   """Runs growth functions of a tree; returns the trees and the metrics."""
   trees = [Tree(Letters(), Question(f'q{number}', '?', ('x',))) for number in range(len(grows))]
-  growths = [(number, grow(tree), tree) for number, (grow, tree) in enumerate(zip(grows, trees))]
+  growths = [Episode(number, grow(tree), tree) for number, (grow, tree) in enumerate(zip(grows, trees))]
   tools = Tools(**{'search': Library(), 'answer_reserve': 8, **tools})
   return trees, Schedule(policy, growths, tools, observer=observer).run()
 

@@ -1,7 +1,8 @@
-"""Trees that are grown a step ahead: by which parameters, and how a run resumes with them."""
+"""Trees that are grown a step ahead or over several steps: by which parameters, and how a run resumes with them."""
 
 import dataclasses
 import functools
+import json
 import pathlib
 import sys
 import threading
@@ -9,8 +10,15 @@ import threading
 import pytest
 
 from jaxsearch import setup
+from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.training import growing, loop, row_files
+from jaxsearch.rewards.judge import Reasoned
+from jaxsearch.sampler import driver
+from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
+from jaxsearch.training import growing, held, loop, row_files
+from jaxsearch.trees import grammar
+from jaxsearch.trees.tree import Role, Tree
+from tests.methods.driving import Letters
 from tests.processes import as_processes
 
 
@@ -41,13 +49,12 @@ def killing(function, after: int):
 
 def test_numbers_of_trees_depend_on_no_process(monkeypatch):
   """A tree draws from its number: of three for each question, those of larger groups come last."""
-  questions, sizes = [Question(str(place), '?', ('a',)) for place in range(6)], [2, 2, 3, 3, 4, 4]
-  alone = growing.local_trees(questions, sizes, 3)
-  assert list(alone) == [0, 1, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 30, 15, 16, 17, 33]
-  assert [question.id for question in alone.values()] == list('001122233344445555')
-  parts = as_processes(3, monkeypatch, lambda: growing.local_trees(questions, sizes, 3))
-  assert alone == {number: question for part in parts for number, question in part.items()}
-  assert {question.id for question in parts[1].values()} == {'1', '4'}
+  sizes = [2, 2, 3, 3, 4, 4]
+  alone = growing.local_trees(sizes, 3)
+  assert alone == {0: [0, 1], 1: [3, 4], 2: [6, 7, 8], 3: [9, 10, 11], 4: [12, 13, 14, 30], 5: [15, 16, 17, 33]}
+  parts = as_processes(3, monkeypatch, lambda: growing.local_trees(sizes, 3))
+  assert alone == {place: numbers for part in parts for place, numbers in part.items()}
+  assert list(parts[1]) == [1, 4]
 
 
 def outcome(config) -> list[tuple]:
@@ -69,9 +76,9 @@ def test_one_step_ahead_trees_are_of_older_parameters_and_a_killed_run_resumes_t
   with monkeypatch.context() as patch, pytest.raises(Killed):
     patch.setattr(loop, 'update', killing(loop.update, 2))  # step 3; the checkpoint of step 2 has its trees
     loop.train(config)
-  grown, rollout = [], growing.rollout
-  monkeypatch.setattr(growing, 'rollout', lambda *given, numbers, **options: grown.append(len(numbers)) or rollout(
-    *given, numbers=numbers, **options))
+  grown, run = [], driver.run
+  monkeypatch.setattr(driver, 'run', lambda agent, episodes, *given, **options: grown.append(len(episodes)) or run(
+    agent, episodes, *given, **options))
   loop.train(config)
   assert outcome(config) == expected and grown == [10]  # of step 4
 
@@ -115,3 +122,98 @@ def test_what_fails_on_either_side_ends_the_other(config, monkeypatch):
       patch.setattr(owner, name, killing(getattr(owner, name), after))
       loop.train(config)
   assert not [thread for thread in threading.enumerate() if 'growing' in thread.name]
+
+
+def long_grow(question, tree, *, max_tokens):
+  """As the toy's, but every fourth question takes ten turns."""
+  node = tree.root.append(f'{question.question} ', Role.PROMPT)
+  for _ in range(1 if int(question.id) % 4 else 10):
+    node = yield Generate(node, max_tokens=max_tokens)
+    documents = yield Search(node, question.question)
+    tree.metrics['searches'] += 1
+    node = node.append(grammar.information(documents[:1], tree.tokenizer.special_tokens), Role.OBSERVATION)
+  node = yield Generate(node, max_tokens=max_tokens)
+  tree.answer = node.text
+  tree.metrics['drawn'] = tree.rng.random()
+
+
+def sampled(tree):
+  return [(node.tokens, node.sampler_logprobs) for node in tree.nodes(Role.POLICY)]
+
+
+@pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_long_trees_go_on_in_the_next_step_and_a_killed_run_resumes_to_the_bit(config, monkeypatch, ahead):
+  monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'grow', long_grow)
+  config.train.update(carry=2, async_steps=ahead, row_length=512)
+  config.sampler.length, config.sampler.slots, config.group_size = 512, 8, 2
+  begin, update, before, trained = growing.begin, loop.update, {}, []
+
+  def beginning(*given):
+    for one in given[4]:
+      before.update({(episode.tree.question.id, one.step): sampled(episode.tree) for episode in one.episodes})
+    return begin(*given)
+
+  def updating(learner, groups, *given):
+    trained.append([tree.question.id for group in groups for tree in group])
+    for tree in (tree for group in groups for tree in group):
+      for (name, _), spans in before.items():
+        if name == tree.question.id and spans and spans[0] == sampled(tree)[0]:
+          kept.append(sampled(tree)[:len(spans)] == spans)
+    return update(learner, groups, *given)
+
+  kept = []
+  with monkeypatch.context() as patch:
+    patch.setattr(growing, 'begin', beginning)
+    patch.setattr(loop, 'update', updating)
+    loop.train(config)
+  rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  assert [row['trees'] for row in rows] == [6, 10, 10, 10] and {row['questions_carried'] for row in rows} == {2}
+  assert kept and all(kept) and max(row['trees_older'] for row in rows) > 0
+  older = [row['logprob_gap_max'] for row in rows if row['trees_older'] or ahead and row['step'] > 1]
+  assert rows[0]['logprob_gap_max'] < 1e-4 and min(older) > 1e-3
+  expected, config.out = outcome(config), f'{config.out}-killed'
+  with monkeypatch.context() as patch, pytest.raises(Killed):
+    patch.setattr(loop, 'update', killing(loop.update, 2))
+    loop.train(config)
+  loop.train(config)
+  assert outcome(config) == expected
+
+
+def test_a_tree_that_is_saved_half_grown_goes_on_as_it_was():
+  """Replies of all kinds, siblings that ended in another order, and a generator that asks for something else."""
+  def grow(tree, asked='b'):
+    node = tree.root.append('prompt', Role.PROMPT)
+    first, second = yield [Generate(node, max_tokens=3), Generate(node, max_tokens=4)]
+    heard = yield [Search(second, 'a'), Ask('judge', 'right?', first), Score(first, ('x', 'yy'))]
+    heard.append((yield Search(second, asked)))
+    node = second.append(repr(heard) + f' {heard[1].reason} {tree.rng.random()}', Role.OBSERVATION)
+    last = yield Generate(node, max_tokens=2)
+    tree.answer = last.text
+
+  def episode(**asked):
+    tree = Tree(Letters(), Question('q', '?', ('x',)))
+    return driver.Episode(3, grow(tree, **asked), tree)
+
+  replies = [[Document('1', 'T', 'text')], Reasoned(4, 'because'), [[-0.1], None]], ToolFailure('down', 'server')
+  half, told = episode(), []
+  first, second = next(half.growth)
+  later, sooner = (second.node.append('late', Role.POLICY, sampler_logprobs=[-1.5] * 4),
+                   first.node.append('now', Role.POLICY, sampler_logprobs=[-0.25] * 3))
+  later.data['weights'] = 7
+  for asked, given in zip((first, second), (sooner, later)):
+    told.append(held.to_json(asked, given))
+  three = half.growth.send([sooner, later])
+  told += map(held.to_json, three, replies[0])
+  half.asked, half.replies, half.requests = [half.growth.send(replies[0])], [replies[1]], 3
+  saved = json.loads(json.dumps(held.episode_to_json(half, told)))
+  again, observed = episode(), []
+  assert held.replay(again, saved, lambda *given: observed.append(given)) == told and len(observed) == 5
+  assert (again.requests, again.replies, again.several) == (3, [replies[1]], False)
+  for one in (half, again):
+    last = one.growth.send(one.replies[0])
+    last.node.append('go', Role.POLICY, sampler_logprobs=[-1.0] * 2)
+  assert half.tree.to_json() == again.tree.to_json()
+  with pytest.raises(ValueError, match='question q: an unfinished tree asks for other things'):
+    held.replay(episode(asked='c'), saved, lambda *_: None)
+  with pytest.raises(TypeError, match='a reply object cannot be saved'):
+    held.to_json(three[0], object())
