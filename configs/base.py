@@ -200,9 +200,15 @@ def get_config():
                                      # 'wrong', those whose answer is not right
   )
   config.loss = config_dict.create(
+    kind='clip',                     # 'clip' (PPO, GRPO), 'cispo' (a clipped token keeps its gradient) or 'gspo'
+                                     # (one ratio for a sequence), see docs/credit.md
     clip_low=0.2, clip_high=0.2,     # the ratio is clipped to 1 - clip_low … 1 + clip_high
     dual_clip=config_dict.placeholder(float),  # c > 1 bounds the loss of negative advantages at c times them;
                                      # None is off
+    importance='token',              # importance weights between sampler and trainer, of a 'token' or of a
+                                     # 'sequence'; 'token-mask' and 'sequence-mask' drop what is outside
+                                     # importance_floor … importance_cap
+    importance_floor=0.5,
     importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
                                      # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16, with
                                      # train.async_steps=1 or train.carry, sampler.weights in 8 bits or another

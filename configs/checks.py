@@ -84,9 +84,12 @@ FIELDS = {
   'train.penalties': (
     '', 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
 
-  'loss.clip_low': '>= 0 and < 1',
+  'loss.kind': ('clip', 'cispo', 'gspo'),
+  'loss.clip_low': '>= 0 and <= 1',
   'loss.clip_high': WEIGHT,
   'loss.dual_clip': '> 1',
+  'loss.importance': ('token', 'token-mask', 'sequence', 'sequence-mask'),
+  'loss.importance_floor': SHARE,
   'loss.importance_cap': '= 0 or >= 1',
   'loss.kl_coef': WEIGHT,
   'loss.entropy_coef': WEIGHT,
@@ -277,6 +280,11 @@ def together(config, training):
   if loss.importance_cap and train.old_logprobs == 'sampler':
     yield (f"loss.importance_cap={loss.importance_cap} with train.old_logprobs='sampler' would count the gap "
            "between sampler and trainer twice; set train.old_logprobs='recompute'")
+  if loss.kind == 'gspo' and train.aggregate in ('token-mean', 'seq-mean-token-sum'):
+    yield (f"train.aggregate={train.aggregate!r} with loss.kind='gspo' would weigh a sequence by its length; set "
+           "'seq-mean-token-mean', or of trees that branch 'span-mean' or 'step-mean'")
+  if loss.kind == 'cispo' and loss.dual_clip is not None:
+    yield f"loss.dual_clip={loss.dual_clip} means nothing with loss.kind='cispo', which bounds every weight"
   if train.async_steps and config.sampler.release:
     yield ('sampler.release=True with train.async_steps=1 would free what samples while the step trains; '
            'set it to None')

@@ -64,23 +64,72 @@ def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, los
   return jnp.where(trained, worse * losses - jnp.minimum(ratio, 1.0 + clip_high) * gains, 0.0)
 
 
-def importance_weights(logp: jax.Array, sampler_logp: jax.Array, cap: float) -> jax.Array:
-  """Returns the truncated importance weights `min(exp(logp - sampler_logp), cap)` of sampled tokens.
+def cispo(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float,
+          clip_high: float) -> jax.Array:
+  """Returns CISPO's loss (MiniMax-M1, arXiv:2506.13585): `-sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A logp`.
+
+  A clipped token keeps its gradient, with the bound as its weight. It is linear in A: of a token that several
+  trajectories share, give the sum of their weighted advantages. The value of the loss means nothing.
+
+  Args: as of `clipped_surrogate`. `clip_low=1` is no lower bound (M1, ScaleRL); trainers that take bounds
+    themselves say 5 where this takes `clip_high=4`.
+  Returns:
+    [B, T] float32, 0 where masked.
+  """
+  trained, logp, old_logp, advantages = _masked(mask, logp, old_logp, advantages)
+  ratio = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
+  weight = jax.lax.stop_gradient(jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high))
+  return jnp.where(trained, -weight * advantages * logp, 0.0)
+
+
+def sequence_log_ratio(logp: jax.Array, old_logp: jax.Array, sequences: jax.Array, mask: jax.Array,
+                       most: int) -> jax.Array:
+  """Returns GSPO's log-ratio (arXiv:2507.18071) at each token: the mean of `logp - old_logp` over its sequence.
+
+  Every token has the value of its sequence, and the gradient of its own `logp`. So `shared_surrogate` of it
+  (and of zeros for the old ones) is GSPO's, if every token of a sequence weighs alike, and the sequences too:
+  'seq-mean-token-mean'.
+
+  Args:
+    sequences: [B, T] int, of each token the number of its sequence, from 0 to below `most` in each row.
+  Returns:
+    [B, T] float32, 0 where masked.
+  """
+  trained, logp, old_logp = _masked(mask, logp, old_logp)
+  total = lambda x: over_sequences(x, sequences, mask, most)
+  mean = total(logp - old_logp) / total(trained)
+  return jnp.where(trained, jax.lax.stop_gradient(mean - logp) + logp, 0.0)
+
+
+def over_sequences(x: jax.Array, sequences: jax.Array, mask: jax.Array, most: int) -> jax.Array:
+  """Returns at each token [B, T] the sum of x over its sequence, see `sequence_log_ratio`; 1 where masked."""
+  counted, x = _masked(mask, x)
+  sums = jax.vmap(lambda x, numbers: jax.ops.segment_sum(x, numbers, most)[numbers])(x, sequences)
+  return jnp.where(counted, sums, 1.0)
+
+
+def importance_weights(logp: jax.Array, sampler_logp: jax.Array, cap: float,
+                       floor: float | None = None) -> jax.Array:
+  """Returns the importance weights `min(exp(logp - sampler_logp), cap)` of sampled tokens.
 
   Sampler and trainer have the same parameters and round differently, so the tokens do not quite come from the
   trainer's policy. Times these weights the gradient is that of the policy's own tokens, but for what the cap
-  takes away, which bounds the variance (Ionides 2008; TRL and verl do it token by token as here).
+  takes away, which bounds the variance (Ionides 2008; TRL and verl do it token by token as here). The sums of
+  log-probabilities of sequences give the weights of sequences.
 
   Args:
     logp: [...], log-probabilities of the tokens by the trainer, before any update; the log-ratio is clamped
       to +-20.
     sampler_logp: [...], as captured while sampling.
     cap: the largest weight.
+    floor: masks: a weight below it, or above the cap, becomes 0. None truncates.
   Returns:
     The weights, same shape, float32, without a gradient.
   """
   log_ratio = jnp.clip(_float32(logp) - _float32(sampler_logp), -MAX_LOG_RATIO, MAX_LOG_RATIO)
-  return jax.lax.stop_gradient(jnp.minimum(jnp.exp(log_ratio), cap))
+  ratio = jnp.exp(log_ratio)
+  kept = jnp.minimum(ratio, cap) if floor is None else jnp.where((ratio >= floor) & (ratio <= cap), ratio, 0.0)
+  return jax.lax.stop_gradient(kept)
 
 
 def kl(logp: jax.Array, ref_logp: jax.Array, kind: str = 'k3') -> jax.Array:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxsearch import losses
+from jaxsearch.advantages import group_relative
 
 B, T = 3, 5
 QUICK = hypothesis.settings(max_examples=30, deadline=None)
@@ -90,6 +91,87 @@ def test_importance_weights_are_capped_from_above_alone_and_have_no_gradient(log
   expected = np.minimum(np.exp(np.clip(logp.astype(np.float64) - sampler, -20, 20)), cap)
   np.testing.assert_allclose(losses.importance_weights(logp, sampler, cap), expected, rtol=1e-5)
   assert not jax.grad(lambda x: losses.importance_weights(x, sampler, cap).sum())(logp).any()
+
+
+@QUICK
+@hypothesis.given(numbers, numbers, numbers, masks, st.sampled_from([(0.2, 0.2), (1.0, 4.0)]))
+def test_cispo_equals_a_numpy_loop(logp, old, advantages, mask, bounds):
+  low, high = bounds
+  loss = lambda logp: losses.cispo(logp, old, advantages, mask, clip_low=low, clip_high=high).sum()
+  weight = np.clip(np.exp(logp.astype(np.float64) - old), 1 - low, 1 + high) * mask
+  np.testing.assert_allclose(loss(logp), -(weight * advantages * logp).sum(), rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(jax.grad(loss)(logp), -weight * advantages, rtol=1e-5)
+
+
+@pytest.mark.parametrize('low, high, expected, gradients', [
+  (0.2, 0.2, [1.35452, -1, -3.34757], [-0.8, 1, 4.8]), (1.0, 4.0, [0.846573, -1, -13.9482], [-0.5, 1, 20])])
+def test_cispo_equals_the_released_code(low, high, expected, gradients):
+  """verl's compute_policy_loss_cispo in torch, read with its bounds as 0.8 … 1.2 and 0 … 5."""
+  new, old, advantages = np.float32([[-1.69315, -1, -0.69741]]), np.float32([[-1, -1, -3]]), np.float32([[1, -1, -4]])
+  loss = lambda logp: losses.cispo(logp, old, advantages, np.ones((1, 3)), clip_low=low, clip_high=high)
+  np.testing.assert_allclose(loss(new), [expected], rtol=1e-5)
+  np.testing.assert_allclose(jax.grad(lambda logp: loss(logp).sum())(new), [gradients], rtol=1e-4)
+
+
+def gspo(logp, old, advantages, mask, sequences, low, high):
+  """GSPO over the sequences of rows, by the pure functions."""
+  ratio = losses.sequence_log_ratio(logp, old, sequences, mask, T + 1)
+  loss = losses.clipped_surrogate(ratio, jnp.zeros_like(ratio), advantages, mask, clip_low=low, clip_high=high)
+  lengths = losses.over_sequences(mask, sequences, mask, T + 1)
+  return (loss / lengths).sum() / max(len({(row, sequences[row, i]) for row, i in np.argwhere(mask)}), 1)
+
+
+@QUICK
+@hypothesis.given(numbers, numbers, masks, hnp.arrays(np.int32, (B, T), elements=st.integers(0, T)), st.integers(0, 99))
+def test_gspo_equals_a_numpy_loop(logp, old, mask, sequences, seed):
+  """The loss of each sequence has one ratio, and its gradient reaches all tokens of it alike."""
+  of_sequence = np.random.default_rng(seed).normal(size=(B, T + 1)).astype(np.float32)
+  logp = old + 0.1 * (logp - old)
+  advantages = np.take_along_axis(of_sequence, sequences, axis=1)
+  members = [(row, np.flatnonzero(mask[row] & (sequences[row] == name))) for row in range(B) for name in range(T + 1)]
+  members = [(row, places) for row, places in members if len(places)]
+  expected, gradients = 0.0, np.zeros((B, T))
+  for row, places in members:
+    s, advantage = np.exp((logp - old)[row, places].mean(dtype=np.float64)), advantages[row, places[0]]
+    unclipped, clipped = -s * advantage, -np.clip(s, 0.9, 1.1) * advantage
+    expected += max(unclipped, clipped) / len(members)
+    inside = (s < 1.1 if advantage > 0 else s > 0.9)
+    gradients[row, places] = unclipped / len(places) / len(members) * inside
+  loss = lambda logp: gspo(logp, old, advantages, mask, sequences, 0.1, 0.1)
+  hypothesis.assume(all(abs(abs(np.exp((logp - old)[row, places].mean()) - 1) - 0.1) > 1e-4 for row, places in members))
+  np.testing.assert_allclose(loss(logp), expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(jax.grad(loss)(logp), gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_gspo_equals_the_released_code():
+  """verl's compute_policy_loss_gspo in torch: two chains, the second clipped."""
+  ahead = np.float32([[-0.001, 0.0015, 0, 0.001, -0.0006, -0.001]])
+  old, sequences, mask = np.zeros((1, 6), np.float32), np.int32([[0] * 4 + [4] * 2]), np.ones((1, 6))
+  loss = lambda logp: gspo(logp, old, np.float32([[1] * 4 + [-1] * 2]), mask, sequences, 3e-4, 4e-4)
+  assert float(loss(ahead)) == pytest.approx(-0.0003375, abs=2e-7)
+  np.testing.assert_allclose(jax.grad(loss)(ahead), [[-0.125047] * 4 + [0] * 2], rtol=1e-5)
+
+
+def test_dr_grpo_is_an_average_and_advantages_without_the_deviation():
+  """TRL's and verl's figures: token losses 1 2 3 4 | 10 20 | a sequence without any, rewards 1 0 0 0."""
+  x, mask = np.float32([[1, 2, 3, 4], [10, 20, 0, 0], [9, 9, 9, 9]]), np.array([[1] * 4, [1, 1, 0, 0], [0] * 4])
+  averages = [float(losses.aggregate(x, mask, how)) for how in MODES]
+  assert averages == pytest.approx([6.666667, 8.75, 20]) and averages[2] / 8 == 2.5  # TRL's constant: length 8
+  rewards, ids = np.float32([1, 0, 0, 0]), np.zeros(4, int)
+  np.testing.assert_allclose(group_relative(rewards, ids, 1, normalize_std=False), [0.75, -0.25, -0.25, -0.25])
+
+
+def test_importance_weights_of_tokens_and_sequences_equal_the_released_code():
+  """verl's rollout_corr_helper in torch: truncated at 2, or kept where token_k1 and seq_sum_k1 are in 0.5 … 2."""
+  d, sequences = np.float32([[0.5, -0.4, 0.2, -0.9, 0.1]]), np.int32([[0, 0, 0, 3, 3]])
+  token, whole = d, losses.over_sequences(d, sequences, np.ones((1, 5)), 5)
+  for log_ratio, floor, expected in (
+      (token, None, [1.648721, 0.670320, 1.221403, 0.406570, 1.105171]),
+      (token, 0.5, [1.648721, 0.670320, 1.221403, 0, 1.105171]),
+      (whole, None, [1.349859] * 3 + [0.449329] * 2), (whole, 0.5, [1.349859] * 3 + [0] * 2)):
+    np.testing.assert_allclose(losses.importance_weights(log_ratio, 0.0, 2.0, floor), [expected], rtol=1e-5)
+  assert losses.importance_weights(np.float32([1.2]), 0.0, 2.0)[0] == 2
+  assert losses.importance_weights(np.float32([1.2]), 0.0, 2.0, 0.5)[0] == 0
 
 
 def test_unknown_names_are_errors():

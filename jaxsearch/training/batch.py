@@ -44,6 +44,7 @@ class Batch:
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   old_logprobs: jax.Array | None  # [n, R, M] float32, what the ratio refers to; None: the policy itself
   count: jax.Array          # int32, micro-batches that hold more than padding
+  sequences: jax.Array | None = None  # [n, R, M] int32, see `TrainingRows`; None unless the loss asks for them
   ref_logprobs: jax.Array | None = None  # [n, R, M] float32, of the reference policy; None without one
   kl_weights: jax.Array | None = None  # [n, R, M] float32, weights of the KL to it
   value_weights: jax.Array | None = None  # [n, R, M] float32, of the critic's loss; None without a critic
@@ -62,7 +63,7 @@ class Packed:
 
 
 def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: str, at_most: int = 0,
-         share_trained: bool = True, ref: bool = False, critic: bool = False) -> Packed:
+         share_trained: bool = True, sequences: bool = False, ref: bool = False, critic: bool = False) -> Packed:
   """Lays out the trees that this process has, and packs those of all processes into one batch.
 
   Averages of the loss are over the trees of all. The score programs return the layout of the batch, so that
@@ -71,7 +72,7 @@ def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: 
   Args:
     settings: `config.train`.
     attention: of the decoder; 'flash' takes rows of plain chains, see `lay_out`.
-    at_most, ref, critic: see `make_batch`.
+    at_most, sequences, ref, critic: see `make_batch`.
     share_trained: see `lay_out`.
   """
   all_kl = not ref or settings.kl_on == 'all'
@@ -81,7 +82,7 @@ def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: 
                  chains=attention == 'flash',
                  kl_on=lambda tree: all_kl or not tree.question.score(tree.answer))
   sizes = transfer.gather_objects((len(rows.tokens), int(rows.real.sum())))
-  batch = make_batch(rows, settings.micro_rows, trees=at_most, ref=ref, critic=critic)
+  batch = make_batch(rows, settings.micro_rows, trees=at_most, sequences=sequences, ref=ref, critic=critic)
   return Packed(trees, rows, place(batch, mesh), *map(sum, zip(*sizes)))
 
 
@@ -98,8 +99,8 @@ def split(groups: Groups, size: int, rng: np.random.Generator) -> list[list[Tree
           for part in mini_batches(sizes, size, rng)]
 
 
-def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool = False,
-               critic: bool = False) -> Batch:
+def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences: bool = False,
+               ref: bool = False, critic: bool = False) -> Batch:
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
   Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all,
@@ -111,6 +112,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
 
   Args:
     trees: how many the rows of all processes may hold.
+    sequences: whether to take the sequences of tokens.
     ref: whether there is a KL to a reference, so that the weights of the KL are taken.
     critic: whether to take the values and returns of the rows.
   Returns:
@@ -121,7 +123,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
   index = np.arange(T)  # in rows of padding every token sees and follows itself
   per_token = {'tokens': 0, 'positions': 0, 'previous': index, 'visible_until': index + 1}
   per_target = ['spans', 'loss_weights', 'gains', 'losses', 'sampler_logprobs']
-  per_target += ['kl_weights'] * ref + ['value_weights', 'values', 'returns'] * critic
+  per_target += ['sequences'] * sequences + ['kl_weights'] * ref + ['value_weights', 'values', 'returns'] * critic
   most_trained = int((rows.spans != 0).sum(axis=1).max(initial=1))
   sizes, largest = zip(*transfer.gather_objects((len(rows.tokens), most_trained)))
   count = max(-(-sum(sizes) // micro_rows), 1)
@@ -139,7 +141,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, ref: bool
     padding = np.broadcast_to(np.asarray(padding, values.dtype), (n * R - len(values), values.shape[1]))
     return np.concatenate([values, padding]).reshape(n, R, -1)
 
-  packed = {name: cut(np.where(real, np.take_along_axis(columns[name], order, axis=1), np.float32(0)))
+  packed = {name: cut(np.where(real, np.take_along_axis(columns[name], order, axis=1), columns[name].dtype.type(0)))
             for name in per_target}
   return Batch(**{name: cut(columns[name], padding) for name, padding in per_token.items()},
                targets=cut(np.where(real, order, -1).astype(np.int32), -1), count=np.int32(count),

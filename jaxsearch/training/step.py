@@ -57,26 +57,39 @@ def trained_logprobs(params: dict, states: jax.Array, batch: Batch, *, temperatu
 
 def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperature: float, chunk: int,
                 clip_low: float, clip_high: float, dual_clip: float | None, kl_coef: float,
-                entropy_coef: float, importance_cap: float = 0.0) -> tuple[jax.Array, Report]:
+                entropy_coef: float, kind: str = 'clip', importance: str = 'token',
+                importance_floor: float = 0.5, importance_cap: float = 0.0) -> tuple[jax.Array, Report]:
   """Adds up surrogate + kl_weights * kl_coef * k3 KL to the reference - weights * entropy_coef * entropy.
 
   The surrogates are weighted already (`batch.gains`, `batch.losses`). `temperature` is that of the sampler:
   the ratio compares log-probabilities of the same distribution. Without a reference the KL is 0. With an
   `importance_cap` above 0 the surrogate of each token is multiplied by `losses.importance_weights`;
-  `batch.old_logprobs` are then the trainer's own.
+  `batch.old_logprobs` are then the trainer's own. `batch.sequences` are for what `by_sequence` says.
   """
   mask = batch.targets >= 0
   states = predicting_states(config, params, batch)
   logprobs, entropies = trained_logprobs(
     params, states, batch, temperature=temperature, chunk=chunk, with_entropy=True)
   old = jax.lax.stop_gradient(logprobs) if batch.old_logprobs is None else batch.old_logprobs
-  surrogate = losses.shared_surrogate(logprobs, old, batch.gains, batch.losses, mask,
-                                      clip_low=clip_low, clip_high=clip_high, dual_clip=dual_clip)
+  now, before, bounds = logprobs, old, dict(clip_low=clip_low, clip_high=clip_high)
+  if kind == 'gspo':
+    now = losses.sequence_log_ratio(logprobs, old, batch.sequences, mask, batch.tokens.shape[1])
+    before = jnp.zeros_like(now)
+  if kind == 'cispo':
+    surrogate = losses.cispo(now, before, batch.gains - batch.losses, mask, **bounds)
+  else:
+    surrogate = losses.shared_surrogate(now, before, batch.gains, batch.losses, mask, **bounds, dual_clip=dual_clip)
   correction = {}
   if importance_cap:
-    weights = losses.importance_weights(jnp.where(mask, old, 0), batch.sampler_logprobs, importance_cap)
+    own, sampler = jnp.where(mask, old, 0), batch.sampler_logprobs
+    if importance.startswith('sequence'):
+      own = losses.over_sequences(own - sampler, batch.sequences, mask, batch.tokens.shape[1])
+      own, sampler = jnp.where(mask, own, 0), 0.0
+    floor = importance_floor if importance.endswith('mask') else None
+    weights = losses.importance_weights(own, sampler, importance_cap, floor)
     surrogate *= weights
-    correction = {'importance_weight': weights, 'importance_capped': weights >= importance_cap}
+    capped = weights >= importance_cap if floor is None else weights == 0
+    correction = {'importance_weight': weights, 'importance_capped': capped}
   entropies = jnp.where(mask, entropies if entropy_coef else jax.lax.stop_gradient(entropies), 0)
   kl, kl_weights = jnp.zeros_like(entropies), 0.0
   if batch.ref_logprobs is not None:
@@ -85,7 +98,7 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   policy_loss = jnp.sum(surrogate)
   loss = policy_loss + jnp.sum(kl_coef * kl_weights * kl - entropy_coef * batch.weights * entropies)
 
-  ratio = jnp.where(mask, jnp.exp(jnp.clip(logprobs - old, -20, 20)), 1)
+  ratio = jnp.where(mask, jnp.exp(jnp.clip(now - before, -20, 20)), 1)
   # The surrogate is clipped, and its gradient 0, where the ratio left the interval on the advantage's side.
   above, below = ratio > 1 + clip_high, ratio < 1 - clip_low
   clipped = jnp.where(above, batch.gains, 0) + jnp.where(below, batch.losses, 0)
@@ -96,6 +109,11 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
             'mean': {name: jnp.sum(batch.spans * values) for name, values in (means | correction).items()},
             'max': {'ratio_max': jnp.max(ratio), 'logprob_gap_max': jnp.max(gap)}}
   return loss, jax.lax.stop_gradient(report)
+
+
+def by_sequence(kind: str, importance: str) -> bool:
+  """Tells whether a loss is not linear in the credit of a token that spans share, but about whole sequences."""
+  return kind == 'gspo' or importance.startswith('sequence')
 
 
 def imitation_loss(params: dict, batch: Batch, *, config: DecoderConfig,

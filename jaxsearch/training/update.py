@@ -18,6 +18,7 @@ from jaxsearch.training import batch as batches
 from jaxsearch.training import metrics
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner, score_passes
+from jaxsearch.training.step import by_sequence
 from jaxsearch.trees.tree import Tree
 
 
@@ -73,9 +74,10 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
   config, rng = learner.config, np.random.default_rng([learner.config.seed, step])
   critic, settings = config.critic, config.train
   clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
+  whole = by_sequence(config.loss.kind, config.loss.importance)
   at_most = settings.mini_batch or config.questions_per_step * config.group_size
   parts = [batches.pack(forest, learner.mesh, settings, attention=config.attention, at_most=at_most,
-                        share_trained=not clipped, ref=learner.reference is not None, critic=critic.enabled)
+                        share_trained=not (clipped or whole), sequences=whole, ref=learner.reference is not None, critic=critic.enabled)
            for forest in batches.split(groups, settings.mini_batch, rng)]
   with clock('score'):
     parts = score(learner, parts)

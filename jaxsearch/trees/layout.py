@@ -51,6 +51,7 @@ class TrainingRows:
   visible_until: np.ndarray  # int32, row index, exclusive; own index + 1 on padding
   real: np.ndarray           # bool, False on padding
   places: dict[Node, tuple[int, np.ndarray]]  # (row, columns) of a span's tokens
+  sequences: np.ndarray      # int32, of a trained token: the column of the first of its `sequence`
   # float32, 0 wherever there is no loss; of all spans that share a token:
   spans: np.ndarray          # how many trained ones
   loss_weights: np.ndarray   # their weights in the loss (with `penalties` of KL and entropy), added up
@@ -107,8 +108,10 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     start = 0
     for index in indices:
       start = _place(rows, row, start, tries[index])
+  first = {node: whole[0] for tree in forest for whole in sequences_of(tree) for node in whole}
   for node in rows.places:
     if node in weights:
+      rows.sequences[rows.places[node]] = rows.places[first[node]][1][0]
       _credit(rows, node, *weights[node], penalty_weights[node][0], kl_on(node.tree))
   rows.sampler_logprobs[...] /= np.maximum(rows.spans, 1)
   for name in ('values', 'returns'):
@@ -186,6 +189,14 @@ def loss_weights(trees: Sequence[Tree], how: str,
   return weights
 
 
+def sequences_of(tree: Tree) -> list[list[Node]]:
+  """Returns the trained spans of each sequence: a tree whose trained spans lie on one path is one, of another
+  each span is one."""
+  trained = [node for node in tree.walk() if node.trained and node.tokens]
+  path = set(trained[-1].path()) if trained else ()
+  return [trained] if path and path.issuperset(trained) else [[node] for node in trained]
+
+
 def _trained_masks(tree: Tree) -> dict[Node, np.ndarray]:
   """Returns [tokens of the span] bool for each span with trained tokens.
 
@@ -239,7 +250,7 @@ def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   numbers = {name: np.zeros(shape, np.float32) for name in names[names.index('spans'):]}
   return TrainingRows(
     tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32), previous=index.copy(),
-    visible_until=index + 1, real=np.zeros(shape, bool), places={}, **numbers)
+    visible_until=index + 1, real=np.zeros(shape, bool), places={}, sequences=np.zeros(shape, np.int32), **numbers)
 
 
 def _place(rows: TrainingRows, row: int, start: int, trie: Trie) -> int:

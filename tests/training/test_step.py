@@ -167,6 +167,35 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
     np.testing.assert_allclose(merged_report['mean'][name], value, rtol=rtol, atol=1e-5, err_msg=name)
 
 
+@pytest.mark.parametrize('hyper', [
+  dict(kind='gspo', clip_low=0.02, clip_high=0.03), dict(importance='sequence-mask', importance_cap=2.0)], ids=str)
+def test_a_loss_over_sequences_is_that_of_each_chain_alone(tiny, hyper):
+  """Chains of a question share their prompt in a row; packed and alone they have the same loss and metrics."""
+  forest = tiny.random_forest(3)
+  for tree in forest:
+    tree.question = Question('1', '?', ('a',))
+  lay = functools.partial(lay_out, how='seq-mean-token-mean', pad_id=0, share_trained=False)
+  results = []
+  for length, micro_rows in ((96, 2), (30, 3)):
+    batch = make_batch(lay(forest, length), micro_rows, sequences=True)
+    scale = 0.97 if 'importance' in hyper else 1.0  # how far the trainer is from the sampler
+    part = dataclasses.replace(batch, old_logprobs=scale * batch.sampler_logprobs)
+    loss_fn = functools.partial(steps.policy_loss, config=tiny.decoder, **tiny.hyper | hyper)
+    mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+    params = tiny.random_params(tiny.decoder, 0)
+    accumulate = jax.jit(lambda params, batch: steps.accumulate(
+      loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
+    results.append(accumulate(params, jax.tree.map(jnp.asarray, part)))
+  (grads, loss, report), (others, other_loss, other_report) = results
+  np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
+  largest = max(np.abs(x).max() for x in jax.tree.leaves(grads))
+  assert largest > 0
+  assert_trees_close(grads, others, rtol=0, atol=1e-5 * largest)
+  assert_trees_close(report['mean'], other_report['mean'], rtol=1e-4)
+  rejected = report['mean'].get('importance_capped', report['mean']['clip_fraction'])
+  assert 0 < float(rejected) < sum(tree.count(Role.POLICY) for tree in forest)
+
+
 @functools.partial(jax.jit, static_argnames=('config', 'hyper'))
 def policy_gradient(params, part, config, hyper):
   return jax.grad(lambda params: steps.policy_loss(params, part, config=config, **dict(hyper)), has_aux=True)(params)
