@@ -187,6 +187,8 @@ def get_config():
     carry=0,                         # questions whose trees may go on in the next step, so that a long episode
                                      # holds no batch; what older parameters wrote keeps its log-probabilities,
                                      # and importance weights correct for it. 0: none
+    refill=0,                        # questions that a step may draw to replace groups with equal rewards, which
+                                     # teach nothing; 0: none (docs/credit.md)
     old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while
                                      # sampling) or 'recompute' (by the trainer; costs a forward pass where a
                                      # step makes several updates); None: 'recompute' with importance weights
@@ -299,6 +301,8 @@ def get_config():
     malformed=0.5,                   # share of trees that ended with neither a search nor an answer
     groups_alike_wrong=0.95,         # share of groups with equal rewards and no right answer: nothing is
                                      # learnt from them
+    repetition=0.3,                  # share of the 4-grams of tokens that a span had already
+    gibberish=0.05,                  # share of sampled tokens with a probability below 1e-4
     grad_norm=config_dict.placeholder(float),  # of the gradient before it is clipped; its scale depends on
                                                # the model
   )

@@ -77,6 +77,7 @@ FIELDS = {
   'train.mini_batch': '>= 0',
   'train.async_steps': '= 0 or = 1',
   'train.carry': '>= 0',
+  'train.refill': '>= 0',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
   'train.kl_on': ('all', 'wrong'),
@@ -132,6 +133,8 @@ FIELDS = {
   'monitor.cut': SHARE,
   'monitor.malformed': SHARE,
   'monitor.groups_alike_wrong': SHARE,
+  'monitor.repetition': SHARE,
+  'monitor.gibberish': SHARE,
   'monitor.grad_norm': '> 0',
 
   'mesh.data': '= -1 or >= 1',

@@ -88,23 +88,26 @@ class QuestionBatches:
     self._stream = {'questions': digest.hexdigest()[:16], 'batch_size': batch_size, 'seed': seed}
     # `.seed` mixes the seed; `.shuffle(seed)` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
     self._order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
-    # Questions lie in memory: threads that read ahead would only cost.
-    batches = self._order.batch(batch_size, drop_remainder=True, batch_fn=list)  # it never ends
-    self._batches = iter(batches.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+    self.drawn = 0  # questions so far
 
   def __iter__(self) -> 'QuestionBatches':
     return self
 
   def __next__(self) -> list[Question]:
-    return next(self._batches)
+    return self.take(self._stream['batch_size'])
 
-  def of(self, step: int, place: int) -> Question:
-    """Returns the question at a place of a batch, counted from 0; of the first batch `step` is 1."""
-    return self._order[(step - 1) * self._stream['batch_size'] + place]
+  def take(self, number: int) -> list[Question]:
+    """Returns the next questions, as many as `number` says."""
+    self.drawn += number
+    return list(map(self.drawn_at, range(self.drawn - number, self.drawn)))
+
+  def drawn_at(self, index: int) -> Question:
+    """Returns the question that is drawn after `index` others."""
+    return self._order[index]
 
   def get_state(self) -> dict:
     """Returns where the stream stands, as JSON can hold it; the same on every process."""
-    return {**self._stream, 'position': self._batches.get_state()}
+    return {**self._stream, 'position': self.drawn}
 
   def set_state(self, state: dict) -> None:
     """Resumes where `get_state` was called. Raises ValueError that names what differs."""
@@ -112,4 +115,4 @@ class QuestionBatches:
       if state.get(key) != value:
         was = state.get(key)
         raise ValueError(f'cannot resume this stream of questions: {key} was {was!r}, now it is {value!r}')
-    self._batches.set_state(state['position'])
+    self.drawn = state['position']

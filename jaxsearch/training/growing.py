@@ -40,6 +40,7 @@ class Asked:
   """A question with the trees that this process grows for it."""
   step: int   # that drew it
   place: int  # in the batch of that step
+  index: int  # of the question among all that were drawn
   episodes: list[Episode]
   told: dict[Tree, list] = dataclasses.field(default_factory=dict)  # what held.py keeps of unfinished trees
 
@@ -95,8 +96,10 @@ class Growing:
 
 
 def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Question], step: int,
-          carried: Sequence[Asked] = ()) -> Growing:
+          carried: Sequence[Asked] = (), first: int = 0) -> Growing:
   """Begins the rollout of a step, with what is `carried` over from the one before.
+
+  `first` is the index of the first question among all that were drawn.
 
   Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their
   trees stay with it. How many trees a question gets, and what they draw, depends on its place in the batch,
@@ -109,7 +112,7 @@ def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Questi
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
   key = key_of(config, step)
-  new = [Asked(step, place, [driver.new_episode(agent, questions[place], key, number) for number in numbers])
+  new = [Asked(step, place, first + place, [driver.new_episode(agent, questions[place], key, number) for number in numbers])
          for place, numbers in local_trees(sizes, config.group_size).items()]
   asked = [*carried, *new]
   for one in carried:
@@ -168,7 +171,7 @@ def local_trees(sizes: Sequence[int], group_size: int) -> dict[int, list[int]]:
 def to_json(asked: Asked) -> dict[str, Any]:
   """Returns what `from_json` needs: finished trees, and what unfinished ones were told."""
   tree = lambda episode: episode.tree.to_json() if episode.done else None
-  return {'step': asked.step, 'place': asked.place, 'trees': [
+  return {'step': asked.step, 'place': asked.place, 'index': asked.index, 'trees': [
     [episode.number, tree(episode), held.episode_to_json(episode, asked.told.get(episode.tree, []))]
     for episode in asked.episodes]}
 
@@ -178,10 +181,10 @@ def from_json(records: Sequence[dict[str, Any]], config: ConfigDict, agent: Agen
   """Returns what `to_json` described, of all processes: that which this one grows, on any number of them."""
   restored = []
   for record in sorted(records, key=lambda record: (record['step'], record['place'])):
-    step, place = record['step'], record['place']
+    step, place, index = (record[name] for name in ('step', 'place', 'index'))
     if place not in range(place + 1)[transfer.local_part()]:
       continue
-    question, asked = questions.of(step, place), Asked(step, place, [])
+    question, asked = questions.drawn_at(index), Asked(step, place, index, [])
     for number, tree, said in record['trees']:
       episode = driver.new_episode(agent, question, key_of(config, step), number % CARRIED)
       if tree:

@@ -45,7 +45,8 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
   'method': '',
 }
 MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
-             'grad_norm')
+             'grad_norm', 'repetition', 'gibberish')
+GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 
 # Of a program, or its read from the compilation cache; the second is of that read alone.
@@ -126,7 +127,8 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
 
   Means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
   reasons; of the `trained` trees their mean reward, and the tokens that a row for each path would have.
-  Tokens that were sampled count with pruned branches, which have cost as much.
+  `repetition` is the share of 4-grams that a span had already, `gibberish` that of very unlikely tokens. Tokens
+  that were sampled count with pruned branches, which have cost as much.
 
   Args:
     groups, trained, sampled: trees of this process, those with credit, and the metrics of its sampler.
@@ -143,6 +145,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
                            for group, scores in zip(groups, right) if len(group) > 1],
     'em': [score for scores in right for score in scores],
     'logprob': [logprob for logprobs in written for logprob in logprobs],
+    'gibberish': [logprob < GIBBERISH for logprobs in written for logprob in logprobs],
     'tokens_per_tree': [tree.count() for tree in trees],
   }  # fmt: skip
   values |= {f'stop_{reason}_share': [tree.stop == reason for tree in trees] for reason in Stop}
@@ -150,6 +153,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
     key = name if name == 'searches' else f'{name}_per_tree'
     values[key] = [tree.metrics[name] for tree in trees if name in tree.metrics]
   means = {name: (float(np.sum(numbers, dtype=np.float64)), len(numbers)) for name, numbers in values.items()}
+  means['repetition'] = repeated([node.tokens for tree in trees for node in tree.nodes(Role.POLICY)])
   on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
   counts = {'trees': len(trees), 'tokens_on_paths': on_paths}
   counts |= {name: count for name, count in sampled.items()
@@ -163,6 +167,12 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
     total, count = map(sum, zip(*(part[name] for part, *_ in everywhere if name in part)))
     row[name] = total / count if count else empty.get(name, 0.0)
   return row
+
+
+def repeated(spans: Iterable[list[int]], n: int = 4) -> tuple[int, int]:
+  """Counts the n-grams of spans that occurred before in the same span, and all of them."""
+  sizes = [(len(set(zip(*(span[i:] for i in range(n))))), max(len(span) - n + 1, 0)) for span in spans]
+  return sum(size - unique for unique, size in sizes), sum(size for _, size in sizes)
 
 
 def to_row(metrics: Mapping) -> dict[str, float]:
