@@ -125,6 +125,11 @@ def get_config():
   config.grow = config_dict.create(template='world', chat=False, grammar='tags', malformed='reply', max_turns=6,
                                    max_tokens=64, fold='never', fold_at=0.75, fold_tokens=128)
   config.credit = config_dict.create(normalize_std=True)
+  config.reward = 'match'            # of Search-R1, CARL and others that reward a right answer: 'match' by the rule
+                                     # of the question, or 'judge', for free answers: (score + 1) / 2
+  config.judge = judge('world')      # of such rewards, and of methods that ask one (SLATE, Search-R2)
+  config.second_judge = judge('none')  # with reward='judge', another model that scores the same answers and pays
+                                     # nothing: policies learn to please the judge that pays
   config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's
                                        # AR3PO)
 
@@ -301,6 +306,7 @@ def get_config():
     malformed=0.5,                   # share of trees that ended with neither a search nor an answer
     groups_alike_wrong=0.95,         # share of groups with equal rewards and no right answer: nothing is
                                      # learnt from them
+    judge_gap=0.2,                   # by how much the judge that pays is kinder than `second_judge`, on average
     repetition=0.3,                  # share of the 4-grams of tokens that a span had already
     gibberish=0.05,                  # share of sampled tokens with a probability below 1e-4
     grad_norm=config_dict.placeholder(float),  # of the gradient before it is clipped; its scale depends on
@@ -325,3 +331,24 @@ def get_config():
   config.profile = ()                # steps whose trace goes to OUT/profile: `xprof OUT/profile` shows it (pip install xprof)
 
   return config.lock()
+
+
+def judge(kind: str) -> config_dict.ConfigDict:
+  """Returns the settings of a judge."""
+  return config_dict.create(
+    kind=kind,                       # 'world' knows the gold chains; 'local' is a model on our sampler, 'chat' a
+                                     # server
+    errors=0.0, lenient=0.0,         # for 'world': share of scores that are wrong, and of searches praised
+                                     # whatever they are
+    model='',                        # for 'local': Hugging Face folder or GGUF file; for 'chat': its name at the
+                                     # server
+    chat=True,                       # for 'local': whether it wants its chat template
+    slots=16, length=4096, stop=(),  # for 'local'
+    url='', timeout=120.0,           # for 'chat'
+    concurrency=8,                   # for 'chat': requests at a time, of each process; each is sent while other
+                                     # slots decode
+    cache='',                        # for 'chat': a folder that keeps replies
+    max_tokens=512,
+    templates='',                    # for 'local' and 'chat': a folder with prompts of yours, see
+                                     # trees/templates.py
+  )  # fmt: skip

@@ -10,7 +10,6 @@ Not run by us with the real data.
 """
 
 from configs import base
-from configs.search_r2 import judge
 
 
 def get_config():
@@ -24,6 +23,5 @@ def get_config():
   config.grow.update(template='browsecomp_plus', chat=True, grammar='auto', max_turns=30, max_tokens=2048)
   config.sampler.update(length=32768, slots=8, max_observation=4096)
   config.train.row_length = 32768
-  config.judge = judge()
   config.judge.update(kind='chat', max_tokens=1024)
   return config.lock()

@@ -133,6 +133,7 @@ FIELDS = {
   'monitor.cut': SHARE,
   'monitor.malformed': SHARE,
   'monitor.groups_alike_wrong': SHARE,
+  'monitor.judge_gap': SHARE,
   'monitor.repetition': SHARE,
   'monitor.gibberish': SHARE,
   'monitor.grad_norm': '> 0',
@@ -149,10 +150,12 @@ FIELDS = {
   '*.slots': COUNT,
   '*.length': '>= 2',
   '*.row_length': '>= 2',
+  'reward': ('match', 'judge'),
   'judge.kind': ('world', 'local', 'chat'),
-  'judge.errors': SHARE,
-  'judge.lenient': SHARE,
-  'judge.concurrency': COUNT,
+  'second_judge.kind': ('none', 'world', 'local', 'chat'),
+  '*.errors': SHARE,
+  '*.lenient': SHARE,
+  '*.concurrency': COUNT,
 
   # Arguments of `grow`, `credit` and `sizes`. Your method's need a rule where finite is not enough.
   '*.grammar': ('tags', 'hermes', 'qwen3_coder', 'llama3', 'auto'),
@@ -325,9 +328,10 @@ def needs(config, services):
   needed |= {f'search.{name}': kind for name, kind in backend.needs(search).items()}
   if 'reader' in services:
     needed['reader.model'] = 'model'
-  if 'judge' in services and 'judge' in config:
-    chat = {'judge.url': 'url', 'judge.model': 'name'}
-    needed |= {'chat': chat, 'local': {'judge.model': 'model'}}.get(config.judge.kind, {})
+  judges = ['judge', 'second_judge'] if config.reward == 'judge' else {'judge'} & set(services)
+  for name in judges:
+    chat = {f'{name}.url': 'url', f'{name}.model': 'name'}
+    needed |= {'chat': chat, 'local': {f'{name}.model': 'model'}}.get(config[name].kind, {})
   if config.grow.get('classifier') == 'model':
     needed['classifier.model'] = 'model'
   if config.sampler.engine in ('vllm', 'sglang') or config.sampler.urls:

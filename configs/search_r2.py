@@ -34,7 +34,6 @@ def get_config():
     joint=True, normalize_std=True, singleton='raw',
     process_unsearched=0.0,          # the process reward of a trace without a search (M = 0); 1 is the other reading of eq. 16
   )  # fmt: skip
-  config.judge = judge()
   # For refiner='frozen', and loaded only then: the initial weights, or another model with the policy's tokenizer. It costs its
   # weights once more in `dtype` (7B in bfloat16: 15 GB over the devices of a process) and a KV cache of slots x length.
   config.refiner = config_dict.create(model=config.get_ref('model'), slots=16, length=config.sampler.get_ref('length'))
@@ -42,19 +41,3 @@ def get_config():
   config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 keeps the refiner
   config.eval.every = 50
   return config.lock()
-
-
-def judge() -> config_dict.ConfigDict:
-  """The judge of Search-R2 and SLATE."""
-  return config_dict.create(
-    kind='world',                    # 'world' knows the gold chains; 'local' is a model on our sampler, 'chat' a server
-    errors=0.0, lenient=0.0,         # for 'world': share of scores that are wrong, and of searches praised whatever they are
-    model='',                        # for 'local': Hugging Face folder or GGUF file; for 'chat': its name at the server
-    chat=True,                       # for 'local': whether it wants its chat template
-    slots=16, length=4096, stop=(),  # for 'local'
-    url='', timeout=120.0,           # for 'chat'
-    concurrency=8,                   # for 'chat': requests at a time, of each process; each is sent while other slots decode
-    cache='',                        # for 'chat': a folder that keeps replies
-    max_tokens=512,
-    templates='',                    # for 'local' and 'chat': a folder with prompts of yours, see trees/templates.py
-  )  # fmt: skip

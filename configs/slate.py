@@ -7,7 +7,6 @@
 from ml_collections import config_dict
 
 from configs import base
-from configs.search_r2 import judge
 
 
 def get_config():
@@ -30,7 +29,6 @@ def get_config():
   config.credit = config_dict.create(
     whole=False,                     # True, with k=1 and group_size=5: whole chains with judged rewards
   )  # fmt: skip
-  config.judge = judge()
   config.sampler.update(slots=40, length=640)
   config.train.update(aggregate='step-mean', row_length=1536, micro_rows=2)  # siblings share a row with their prefix
   config.eval.grow = config_dict.create(rewards='none')  # one chain, as Search-R1 with max_turns=budget

@@ -138,8 +138,9 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
       mistakes += _missing(shown, kind, value)
   if mistakes:
     raise ValueError('; '.join(mistakes))
-  if 'judge' in used and 'judge.model' in needs:
-    templates.files('judge', config.judge.templates)
+  for name in ('judge', 'second_judge'):
+    if name in used and f'{name}.model' in needs:
+      templates.files('judge', config[name].templates)
 
 
 def _missing(field: str, kind: str, value: str) -> Iterator[str]:

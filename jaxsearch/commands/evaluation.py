@@ -214,7 +214,7 @@ def bench(config, flags) -> None:
   corpus = searched_corpus(config, flags)
   closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
   is_judged = any('evidence' in question.metadata for question in _questions(sets))
-  is_judged = is_judged and 'judge' in config and config.judge.kind != 'world' and config.judge.model
+  is_judged = is_judged and config.judge.kind != 'world' and config.judge.model
   judge = load_judge(config.judge, config.dtype) if is_judged else None
   if flags.url:
     agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
@@ -314,8 +314,6 @@ def view(_, flags) -> None:
             '--config.judge.model=NAME'))
 def judge(config, flags) -> None:
   """Compare two results of eval question by question: a language model scores six rubrics."""
-  if 'judge' not in config:
-    raise UsageError('the config has no judge: take --config search_r2')
   if config.judge.kind == 'world':
     raise UsageError("config.judge.kind='world' knows gold chains, not style: take 'local' or 'chat'")
   check_files(config, ('judge',))

@@ -67,8 +67,9 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
 
 
 def reward(tree: Tree) -> float:
-  """Returns 1 if the answer is right by its question's rule (mostly a normalised exact match), else 0."""
-  return tree.question.score(tree.answer)
+  """Returns 1 if the answer is right by its question's rule (mostly a normalised exact match), else 0; or what
+  a judge says of it."""
+  return tree.score()
 
 
 def credit(groups: Groups, context: Context, *, normalize_std: bool = True, singleton: str = 'raw') -> None:

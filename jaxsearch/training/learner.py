@@ -25,6 +25,7 @@ from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
+from jaxsearch.training import judging
 from jaxsearch.training import saved_policies
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
@@ -50,6 +51,7 @@ class Learner:
   values: Callable | None   # (parameters of the critic, batch) -> values; None without a critic
   recomputes: bool          # see `recomputes`
   releases: bool            # see `releases`
+  verdicts: dict[tuple, float] = dataclasses.field(default_factory=dict)  # of judges, see judging.py
   memory: dict[str, Any] = dataclasses.field(default_factory=dict)  # of the method, see methods.Context
 
 
@@ -78,7 +80,8 @@ def make_learner(config: ConfigDict) -> Learner:
                               critic=dataclasses.replace(critic, params={}) if shared else critic)
   local = meshes.local_mesh(mesh)
   engine = setup.open_engine(config, model_config, setup.load_tokenizer(config), local)
-  tools = setup.open_tools(config, mesh=local, services=getattr(find_method(config.method), 'SERVICES', ()))
+  services = dict.fromkeys((*getattr(find_method(config.method), 'SERVICES', ()), *judging.services(config)))
+  tools = setup.open_tools(config, mesh=local, services=tuple(services))
   score = steps.make_score_step(
     model_config, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
   return Learner(

@@ -75,7 +75,7 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
         if config.train.async_steps and step < config.steps:
           ahead = begin(step + 1, carried)
       with clock('score'):
-        assess(learner, [tree for group in groups for tree in group])
+        current.context.metrics.update(assess(learner, [tree for group in groups for tree in group]))
       with clock('reward'):
         method.credit(groups, current.context, **config.credit)
       trained = metrics.credited(groups)

@@ -38,14 +38,14 @@ from jaxsearch.trees.tree import Role, Stop
 GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its name has
   'time': 'second|compilations|resident|goodput|^mfu|device_peak',
   'gate': '^gate_',
-  'reward': '^reward|^em$|^f1$|groups_alike',
+  'reward': '^reward|^em$|^f1$|groups_alike|judge',
   'loss': 'loss|^kl|entropy|ratio|clip|logprob|grad_norm|learning_rate|skipped|critic|value',
   'sampler': 'token|stop_|tool|calls_|search|service|failure|malformed|tree|rows|padded|segments|steps|'
-             'episodes|idle',
+             'episodes|idle|repetition|gibberish',
   'method': '',
 }
 MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
-             'grad_norm', 'repetition', 'gibberish')
+             'grad_norm', 'repetition', 'gibberish', 'judge_gap')
 GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 

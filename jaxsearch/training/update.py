@@ -15,7 +15,7 @@ import numpy as np
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import metrics
+from jaxsearch.training import judging, metrics
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner, score_passes
 from jaxsearch.training.step import by_sequence
@@ -51,8 +51,10 @@ def compile_first(learner: Learner) -> None:
 
 
 @memory.named('computing values', memory.UPDATE)
-def assess(learner: Learner, trees: Sequence[Tree]) -> None:
-  """Writes the critic's values onto the trained spans, if there is a critic."""
+def assess(learner: Learner, trees: Sequence[Tree]) -> dict[str, float]:
+  """Writes the critic's values onto the trained spans, if there is a critic; asks for what a judge says of
+  answers, if one is asked, and returns its figures."""
+  figures = judging.judge(learner, trees)
   if learner.values is not None:
     config = learner.config
     packed = batches.pack(trees, learner.mesh, config.train, attention=config.attention,
@@ -61,6 +63,7 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> None:
     with transfer.issuing():
       values = learner.values(params, packed.batch)
     batches.note(packed, values, 'values')
+  return figures
 
 
 @memory.named('updating the policy', memory.UPDATE)

@@ -154,10 +154,15 @@ class Tree:
     self.length = math.inf  # tokens that a path may have, see `room`
     self.answer: str | None = None
     self.reward: float | None = None
+    self.judged: float | None = None  # how right a judge finds the answer, 0 to 1, where one was asked
     self.stop: Stop | None = None
     self.metrics = Metrics(searches=0, malformed=0, tool_failures=0)  # every tree has these: others read them
     self.metrics.update({f'malformed_{kind}': 0 for kind in self.grammar.kinds})
     self.rng = np.random.default_rng(0) if rng is None else rng
+
+  def score(self) -> float:
+    """Returns how right the answer is, by the judge that was asked, else by the rule of the question."""
+    return self.question.score(self.answer) if self.judged is None else self.judged
 
   def to_json(self) -> dict[str, Any]:
     """Returns the tree as it was grown, without question, values and returns, as JSON holds it.

@@ -144,7 +144,7 @@ def sampled(tree):
 @pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_long_trees_go_on_in_the_next_step_and_a_killed_run_resumes_to_the_bit(config, monkeypatch, ahead):
   monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'grow', long_grow)
-  config.train.update(carry=2, async_steps=ahead, row_length=512)
+  config.train.update(carry=2, refill=2, async_steps=ahead, row_length=512)
   config.sampler.length, config.sampler.slots, config.group_size = 512, 8, 2
   begin, update, before, trained = growing.begin, loop.update, {}, []
 
@@ -168,6 +168,8 @@ def test_long_trees_go_on_in_the_next_step_and_a_killed_run_resumes_to_the_bit(c
     loop.train(config)
   rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
   assert [row['trees'] for row in rows] == [6, 10, 10, 10] and {row['questions_carried'] for row in rows} == {2}
+  assert all(row['groups_alike'] == 0 or row['questions_refilled'] == 2 for row in rows)
+  assert 0 < sum(row['questions_refilled'] for row in rows)
   assert kept and all(kept) and max(row['trees_older'] for row in rows) > 0
   older = [row['logprob_gap_max'] for row in rows if row['trees_older'] or ahead and row['step'] > 1]
   assert rows[0]['logprob_gap_max'] < 1e-4 and min(older) > 1e-3

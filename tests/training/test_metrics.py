@@ -108,6 +108,10 @@ def test_what_a_row_says_of_the_trees():
   row = metrics.summary([[tree]], [[tree]], {})
   assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6  # a shared prefix counts for each path
 
+  node.append([7] * 8 + [8, 9], Role.POLICY, sampler_logprobs=[-12.0] + [-9.0] * 9)
+  row = metrics.summary([[tree]], [[tree]], {})
+  assert row['repetition'] == 4 / 7 and row['gibberish'] == 0.1  # of 4-grams, and of tokens
+
   def group(answers, rewards):
     trees = [Tree(None, question) for _ in answers]
     for tree, tree.answer, tree.reward in zip(trees, answers, rewards):
@@ -155,6 +159,9 @@ def alarms(changes, **limits):
   ('malformed', dict(stop_malformed_share=0.6)),
   ('groups_alike_wrong', dict(groups_alike_wrong=1.0)),
   ('grad_norm', dict(grad_norm=30.0)),
+  ('repetition', dict(repetition=0.4)),
+  ('gibberish', dict(gibberish=0.1)),
+  ('judge_gap', dict(judge_gap=0.3)),
 ])
 def test_each_figure_alarms_by_its_mean_over_the_window(name, change):
   healthy = [{}] * 4

@@ -204,7 +204,7 @@ def assert_parameters_alike(folder, other, step):
 @pytest.mark.parametrize('ahead', [0, 1])
 def test_two_processes_train_as_one(start, tmp_path, ahead):
   """Tokens, what generators draw, and parameters; five questions a step do not split evenly."""
-  changes = ['steps=2', 'mesh.fsdp=2', 'eval.every=2', f'train.async_steps={ahead}']
+  changes = ['steps=2', 'mesh.fsdp=2', 'eval.every=2', f'train.async_steps={ahead}', 'train.refill=3']
   run_as_one_and_two(start, 'train', tmp_path, *changes)
   assert [row['n'] for row in row_files.read(tmp_path / 'two/evaluations.jsonl')] == [6] * 4
   assert_alike(tmp_path / 'one', tmp_path / 'two', 2)

@@ -1,0 +1,70 @@
+"""Groups that teach nothing are found without a trace, and what judges say of answers is asked once."""
+
+import types
+
+import numpy as np
+import pytest
+
+from configs import base
+from jaxsearch.data.questions import Question
+from jaxsearch.methods import Context, cusearch, search_r1, slate
+from jaxsearch.rewards.judge import Reasoned
+from jaxsearch.training import judging, refill
+from jaxsearch.trees.tree import Role, Tree
+from tests.methods.driving import Letters
+
+
+def chain(answer, name='q'):
+  tree = Tree(Letters(), Question(name, '?', ('yes',)))
+  tree.answer = answer
+  tree.root.append('prompt', Role.PROMPT).append('span', Role.POLICY, sampler_logprobs=[-1.0] * 4)
+  return tree
+
+
+def learner(**credit):
+  config = base.get_config().unlock()
+  config.credit = credit
+  return types.SimpleNamespace(config=config, values=None, verdicts={})
+
+
+@pytest.mark.parametrize('method, credit', [
+  (search_r1, {}), (cusearch, dict(strategy='phase', keep=2))], ids=['search_r1', 'cusearch'])
+def test_groups_with_equal_rewards_are_found_and_nothing_is_left_of_it(method, credit):
+  groups = [[chain('yes'), chain('yes')], [chain('yes'), chain('no')], [chain(None), chain(None)]]
+  context, trees = Context(3, np.random.default_rng(0), {}), [tree for group in groups for tree in group]
+  before = [tree.to_json() | {'reward': None} for tree in trees]
+  assert refill.alike(learner(**credit), method, groups, context) == [True, False, True]
+  assert [tree.to_json() | {'reward': None} for tree in trees] == before
+  assert context.memory == {} and context.rng.integers(1 << 30) == np.random.default_rng(0).integers(1 << 30)
+
+
+def test_a_tree_alone_is_alike_without_credit():
+  """SLATE's siblings are credited as they grow."""
+  groups = [[chain('yes')], [chain('yes')]]
+  for (tree,), advantage in zip(groups, (0.0, -0.5)):
+    (node,) = tree.nodes(Role.POLICY)
+    node.advantages, node.data['reward'] = advantage, 1.0
+    tree.metrics['turns'] = 1
+  assert refill.alike(learner(), slate, groups, Context(1, np.random.default_rng(0), {})) == [True, False]
+  assert [node.advantages for (tree,) in groups for node in tree.nodes(Role.POLICY)] == [0.0, -0.5]
+
+
+def test_a_judge_pays_for_each_answer_once_and_another_says_how_kind_it_is():
+  asked, trees = [], [chain(answer) for answer in ('right', 'half', 'right', None, 'yes', 'wrong')]
+  scores = {'right': Reasoned(1, 'so it is'), 'half': 0, 'yes': TimeoutError('down'), 'wrong': None}
+
+  def pays(items):
+    asked.extend(item.answer for item in items)
+    return [scores[item.answer] for item in items]
+
+  one = learner()
+  services = {'judge': pays, 'second_judge': lambda items: [-1] * len(items)}
+  one.agent = types.SimpleNamespace(tools=types.SimpleNamespace(services=services))
+  assert judging.judge(one, trees) == {} and trees[0].judged is None  # off
+  one.config.reward, one.config.second_judge.kind = 'judge', 'chat'
+  for known in (['right', 'half', 'yes', 'wrong'], ['yes', 'wrong']):  # what failed is asked again
+    asked.clear()
+    figures = judging.judge(one, trees)
+    assert asked == known
+  assert [search_r1.reward(tree) for tree in trees] == [1.0, 0.5, 1.0, 0.0, 1.0, 0.0]  # failed: by the golds
+  assert figures == {'judge_failed': 2, 'judged': pytest.approx(3.5 / 6), 'judge_gap': pytest.approx(2.5 / 3)}
