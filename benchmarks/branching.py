@@ -35,10 +35,11 @@ def learner_of(revises: bool, threshold: float, out: str) -> learners.Learner:
   return learners.make_learner(config)
 
 
-def step(learner: learners.Learner, method, questions, number: int) -> tuple[float, dict]:
+def step(learner: learners.Learner, method, batches: QuestionBatches, number: int) -> tuple[float, dict]:
   """Makes one training step; returns its seconds and metrics."""
   start, clock = time.perf_counter(), metrics.Clock()
-  current = growing.begin(learner, method, questions, number)
+  batches.drawn = (number - 1) * learner.config.questions_per_step  # every step again
+  current = growing.begin(learner, method, batches, number)
   groups = current.groups()
   method.credit(groups, current.context, **learner.config.credit)
   trained = credited(groups)
@@ -62,10 +63,10 @@ def main():
     batches = QuestionBatches(questions, config.questions_per_step, seed=config.seed)
     seconds, rows = {name: [] for name in pair}, {name: [] for name in pair}
     for number in range(1, args.steps + 1):
-      asked, times = next(batches), {name: [] for name in pair}
+      times = {name: [] for name in pair}
       for _ in range(1 + args.repeats):
         for name, learner in pair.items():
-          elapsed, row = step(learner, method, asked, number)
+          elapsed, row = step(learner, method, batches, number)
           times[name].append(elapsed)
           rows[name].append(row)
       for name in pair:

@@ -218,8 +218,8 @@ def get_config():
     importance_floor=0.5,
     importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
                                      # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16, with
-                                     # train.async_steps=1 or train.carry, sampler.weights in 8 bits or another
-                                     # sampler.engine (unless train.old_logprobs='sampler'), else off
+                                     # train.async_steps=1 or train.carry, sampler.weights in 8 bits, another
+                                     # sampler.engine or importance (unless train.old_logprobs='sampler'), else off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,
   )

@@ -66,7 +66,7 @@ def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, los
 
 def cispo(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax.Array, *, clip_low: float,
           clip_high: float) -> jax.Array:
-  """Returns CISPO's loss (MiniMax-M1, arXiv:2506.13585): `-sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A logp`.
+  """Returns the loss of CISPO: `-sg(clip(ratio, 1 - clip_low, 1 + clip_high)) A logp` (arXiv:2506.13585).
 
   A clipped token keeps its gradient, with the bound as its weight. It is linear in A: of a token that several
   trajectories share, give the sum of their weighted advantages. The value of the loss means nothing.
@@ -84,11 +84,11 @@ def cispo(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax
 
 def sequence_log_ratio(logp: jax.Array, old_logp: jax.Array, sequences: jax.Array, mask: jax.Array,
                        most: int) -> jax.Array:
-  """Returns GSPO's log-ratio (arXiv:2507.18071) at each token: the mean of `logp - old_logp` over its sequence.
+  """Returns the log-ratio of GSPO: at each token the mean of `logp - old_logp` over its sequence.
 
-  Every token has the value of its sequence, and the gradient of its own `logp`. So `shared_surrogate` of it
-  (and of zeros for the old ones) is GSPO's, if every token of a sequence weighs alike, and the sequences too:
-  'seq-mean-token-mean'.
+  See arXiv:2507.18071. Every token has the value of its sequence and the gradient of its own `logp`. So
+  `shared_surrogate` of it (and of zeros for the old ones) is GSPO's if all tokens of a sequence weigh alike,
+  and all sequences: 'seq-mean-token-mean'.
 
   Args:
     sequences: [B, T] int, of each token the number of its sequence, from 0 to below `most` in each row.
@@ -128,8 +128,9 @@ def importance_weights(logp: jax.Array, sampler_logp: jax.Array, cap: float,
   """
   log_ratio = jnp.clip(_float32(logp) - _float32(sampler_logp), -MAX_LOG_RATIO, MAX_LOG_RATIO)
   ratio = jnp.exp(log_ratio)
-  kept = jnp.minimum(ratio, cap) if floor is None else jnp.where((ratio >= floor) & (ratio <= cap), ratio, 0.0)
-  return jax.lax.stop_gradient(kept)
+  if floor is None:
+    return jax.lax.stop_gradient(jnp.minimum(ratio, cap))
+  return jax.lax.stop_gradient(jnp.where((ratio >= floor) & (ratio <= cap), ratio, 0.0))
 
 
 def kl(logp: jax.Array, ref_logp: jax.Array, kind: str = 'k3') -> jax.Array:

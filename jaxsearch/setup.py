@@ -275,7 +275,8 @@ def _when_asked(load: Callable) -> Callable:
 
 
 # What a method may name in its SERVICES, and how it is opened.
-SERVICES = {'reader': load_assistant, 'judge': load_judge, 'second_judge': load_judge, 'classifier': _when_asked(load_assistant),
+SERVICES = {'reader': load_assistant, 'judge': load_judge, 'second_judge': load_judge,
+            'classifier': _when_asked(load_assistant),
             'refiner': _when_asked(lambda *group: Scorer(_frozen_engine(*group)))}
 
 

@@ -67,8 +67,8 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
 
 
 def reward(tree: Tree) -> float:
-  """Returns 1 if the answer is right by its question's rule (mostly a normalised exact match), else 0; or what
-  a judge says of it."""
+  """Returns 1 if the answer is right by its question's rule (mostly a normalised exact match), else 0;
+  or a judge's score."""
   return tree.score()
 
 

@@ -159,7 +159,8 @@ def batch_structs(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) ->
   shape = MICRO_BATCHES, config.train.micro_rows, config.train.row_length
   absent = () if config.loss.kl_coef else ('ref_logprobs', 'kl_weights')
   absent += () if config.critic.enabled else ('value_weights', 'values', 'returns')
-  integers = ('tokens', 'positions', 'previous', 'visible_until', 'targets')
+  absent += () if steps.by_sequence(config.loss.kind, config.loss.importance) else ('sequences',)
+  integers = ('tokens', 'positions', 'previous', 'visible_until', 'targets', 'sequences')
   kind = lambda name: np.int32 if name in integers else np.float32
   rows = transfer.split_over_batch(mesh, 1)
   fields = {field.name: jax.ShapeDtypeStruct(shape, kind(field.name), sharding=rows)

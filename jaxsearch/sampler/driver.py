@@ -15,8 +15,8 @@ applied in the order of their requests, and only where a slot is idle, no new ep
 call is `tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the
 host waits for it. Otherwise replies are applied as they arrive.
 
-A rollout that has `enough` ends once nothing is asked for any more. Its unfinished episodes hold their replies,
-and go on where they are given to another `run`.
+A rollout that has `enough` ends once nothing is asked for any more. Its unfinished episodes hold their
+replies, and go on where they are given to another `run`.
 """
 
 import collections
@@ -105,7 +105,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, samp
 @memory.named('sampling', memory.SAMPLER)
 def run(agent: Agent, episodes: Sequence['Episode'], key: jax.Array, *, sampling: Sampling | None = None,
         tools: Tools | None = None, **options) -> dict[str, float]:
-  """Runs episodes, new ones or held ones; returns the metrics. See `rollout`, and `Schedule` for `options`."""
+  """Runs episodes, new or held; returns the metrics. See `rollout`, and `Schedule` for `options`."""
   policy = functools.partial(agent.engine.decoding, key, sampling or agent.sampling)
   return Schedule(policy, episodes, tools or agent.tools, **options).run()
 

@@ -44,7 +44,7 @@ class Batch:
   sampler_logprobs: jax.Array  # [n, R, M] float32, as captured while sampling
   old_logprobs: jax.Array | None  # [n, R, M] float32, what the ratio refers to; None: the policy itself
   count: jax.Array          # int32, micro-batches that hold more than padding
-  sequences: jax.Array | None = None  # [n, R, M] int32, see `TrainingRows`; None unless the loss asks for them
+  sequences: jax.Array | None = None  # [n, R, M] int32, see `TrainingRows`; None if not asked for
   ref_logprobs: jax.Array | None = None  # [n, R, M] float32, of the reference policy; None without one
   kl_weights: jax.Array | None = None  # [n, R, M] float32, weights of the KL to it
   value_weights: jax.Array | None = None  # [n, R, M] float32, of the critic's loss; None without a critic
@@ -63,7 +63,8 @@ class Packed:
 
 
 def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: str, at_most: int = 0,
-         share_trained: bool = True, sequences: bool = False, ref: bool = False, critic: bool = False) -> Packed:
+         share_trained: bool = True, sequences: bool = False, ref: bool = False,
+         critic: bool = False) -> Packed:
   """Lays out the trees that this process has, and packs those of all processes into one batch.
 
   Averages of the loss are over the trees of all. The score programs return the layout of the batch, so that
@@ -123,7 +124,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences
   index = np.arange(T)  # in rows of padding every token sees and follows itself
   per_token = {'tokens': 0, 'positions': 0, 'previous': index, 'visible_until': index + 1}
   per_target = ['spans', 'loss_weights', 'gains', 'losses', 'sampler_logprobs']
-  per_target += ['sequences'] * sequences + ['kl_weights'] * ref + ['value_weights', 'values', 'returns'] * critic
+  per_target += ['sequences'] * sequences + ['kl_weights'] * ref
+  per_target += ['value_weights', 'values', 'returns'] * critic
   most_trained = int((rows.spans != 0).sum(axis=1).max(initial=1))
   sizes, largest = zip(*transfer.gather_objects((len(rows.tokens), most_trained)))
   count = max(-(-sum(sizes) // micro_rows), 1)
@@ -141,7 +143,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences
     padding = np.broadcast_to(np.asarray(padding, values.dtype), (n * R - len(values), values.shape[1]))
     return np.concatenate([values, padding]).reshape(n, R, -1)
 
-  packed = {name: cut(np.where(real, np.take_along_axis(columns[name], order, axis=1), columns[name].dtype.type(0)))
+  packed = {name: cut(np.where(real, np.take_along_axis(columns[name], order, axis=1), 0))
             for name in per_target}
   return Batch(**{name: cut(columns[name], padding) for name, padding in per_token.items()},
                targets=cut(np.where(real, order, -1).astype(np.int32), -1), count=np.int32(count),

@@ -4,8 +4,8 @@
 checkpoint of step n holds the trees of step n + 1, which older parameters grew; `restore` makes them again.
 
 With `config.train.carry=K` a rollout ends where all but K of its questions have their trees; these K go on in
-the next step, with the parameters of then, and count where they end. So the first step of a run has K questions
-less than the others. A checkpoint holds what their generators were told, see held.py.
+the next step, with the parameters of then, and count where they end. So the first step of a run has K
+questions less than the others. A checkpoint holds what their generators were told, see held.py.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxsearch.data.questions import Question, QuestionBatches
+from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context
 from jaxsearch.parallel import transfer
 from jaxsearch.sampler import driver
@@ -70,7 +70,8 @@ class Growing:
     for tree in (tree for group in groups for tree in group):
       tree.prune()
     if self.carry:
-      older = sum(len(asked.episodes) for asked in self.asked if asked.is_done and asked.step < self.context.step)
+      done = [asked for asked in self.asked if asked.is_done]
+      older = sum(len(asked.episodes) for asked in done if asked.step < self.context.step)
       self.context.metrics.update(questions_carried=len(self.carried()), trees_older=older)
     return groups
 
@@ -95,24 +96,24 @@ class Growing:
             'asked': [record for done, _ in grown for record in done]}
 
 
-def begin(learner: Learner, method: types.ModuleType, questions: Sequence[Question], step: int,
-          carried: Sequence[Asked] = (), first: int = 0) -> Growing:
-  """Begins the rollout of a step, with what is `carried` over from the one before.
+def begin(learner: Learner, method: types.ModuleType, stream: QuestionBatches, step: int,
+          carried: Sequence[Asked] = ()) -> Growing:
+  """Begins the rollout of a step on its next questions, with what is `carried` over from the one before.
 
-  `first` is the index of the first question among all that were drawn.
-
-  Of the `questions` of the whole batch each process has every n-th, beginning with its own number. Their
+  Of the questions of the whole batch each process has every n-th, beginning with its own number. Their
   trees stay with it. How many trees a question gets, and what they draw, depends on its place in the batch,
   not on the processes.
   """
   config = learner.config
   context = Context(step, np.random.default_rng([config.seed, step]), learner.memory)
   agent, abandoned = prepare(learner, step), threading.Event()
+  first, questions = stream.drawn, next(stream)
   sizes = [config.group_size] * len(questions)
   if hasattr(method, 'sizes'):
     sizes = method.sizes(questions, config.group_size, context, **config.sizes)
   key = key_of(config, step)
-  new = [Asked(step, place, first + place, [driver.new_episode(agent, questions[place], key, number) for number in numbers])
+  new = [Asked(step, place, first + place, [
+           driver.new_episode(agent, questions[place], key, number) for number in numbers])
          for place, numbers in local_trees(sizes, config.group_size).items()]
   asked = [*carried, *new]
   for one in carried:
@@ -209,4 +210,5 @@ def restore(saved: dict[str, Any], learner: Learner, questions: QuestionBatches,
       metrics[name] = sum(row.get(name, 0) for row in taken)
   outcome = Future()
   outcome.set_result(metrics)
-  return Growing(context, [*from_json(saved['asked'], learner.config, learner.agent, questions), *carried], outcome)
+  done = from_json(saved['asked'], learner.config, learner.agent, questions)
+  return Growing(context, [*done, *carried], outcome)

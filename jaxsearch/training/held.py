@@ -1,7 +1,7 @@
 """Episodes that are not finished, as checkpoints hold them: by what their generators were told.
 
-A generator cannot be saved. Given the same replies a fresh one asks for the same things and makes the same tree,
-so `replay` brings it to where it was, and checks what it asks on the way.
+A generator cannot be saved. Given the same replies a fresh one asks for the same things and makes the same
+tree, so `replay` brings it to where it was, and checks what it asks on the way.
 """
 
 import dataclasses
@@ -27,7 +27,8 @@ def to_json(request: Request, reply: Any) -> list:
 
 def digest(request: Request) -> str:
   """Identifies a request by its kind, its context, and those of its fields that are plain values."""
-  plain = {name: value for name, value in vars(request).items() if isinstance(value, (str, int, float, tuple))}
+  plain = {name: value for name, value in vars(request).items()
+           if isinstance(value, (str, int, float, tuple))}
   context = request.node.path_tokens() if request.node else None
   said = repr((type(request).__name__, getattr(request, 'query', ''), plain, context))
   return hashlib.blake2b(said.encode(errors='surrogatepass'), digest_size=8).hexdigest()
@@ -69,7 +70,7 @@ def _decode(saved: Any, request: Request) -> Any:
 
 
 def episode_to_json(episode: Episode, told: Sequence[list]) -> dict[str, Any] | None:
-  """Returns what `replay` needs of an unfinished episode; `told` are the `to_json` of all that it was told."""
+  """Returns what `replay` needs of an unfinished episode; `told` are `to_json` of all that it was told."""
   if episode.done:
     return None
   holds = [to_json(*pair) for pair in zip(episode.asked, episode.replies or ())]
@@ -77,7 +78,7 @@ def episode_to_json(episode: Episode, told: Sequence[list]) -> dict[str, Any] | 
 
 
 def replay(episode: Episode, saved: dict[str, Any], observer: Callable[[Any, Request, Any], None]) -> list:
-  """Brings a new episode to where a saved one was; it holds the last replies. Returns what it was told before.
+  """Brings a new episode to where a saved one was, with the last replies held; returns what it was told.
 
   Raises ValueError where the generator asks for something else than the saved one did.
   """
@@ -90,8 +91,9 @@ def replay(episode: Episode, saved: dict[str, Any], observer: Callable[[Any, Req
     if [digest(request) for request in asked] != [name for name, _ in now]:
       raise ValueError(f'question {episode.tree.question.id}: an unfinished tree asks for other things than '
                        'when it was saved; this version of its method or tools is another')
-    order = sorted(range(len(asked)), key=lambda i: now[i][1].get('place', 0) if type(now[i][1]) is dict else 0)
-    replies = {i: _decode(now[i][1], asked[i]) for i in order}  # spans in the order in which they were appended
+    place = lambda i: now[i][1].get('place', 0) if isinstance(now[i][1], dict) else 0
+    in_turn = sorted(range(len(asked)), key=place)  # spans in the order in which they were appended
+    replies = {i: _decode(now[i][1], asked[i]) for i in in_turn}
     episode.asked, episode.replies = asked, [replies[i] for i in range(len(asked))]
     if left:
       told += now

@@ -1,7 +1,7 @@
-"""Rewards by a judge: how right free answers are, and what a second judge, which pays nothing, says of the same.
+"""Rewards by a judge: how right free answers are, and what a second judge, which pays nothing, says of them.
 
-With `config.reward='judge'` the judge of `config.judge` scores each answer that a question's trees give once; a
-run keeps its scores. An answer that it fails to score counts by the rule of its question.
+With `config.reward='judge'` the judge of `config.judge` scores each answer to a question once; a run keeps
+its scores. An answer that it fails to score counts by the rule of its question.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ def judge(learner, trees: Sequence[Tree]) -> dict[str, float]:
 
 
 def ask(learner, name: str, trees: Sequence[Tree]) -> list[float | None]:
-  """Returns the score of each tree's answer, from 0 to 1, 0 without an answer; None where the judge failed."""
+  """Returns the score of each tree's answer, 0 to 1, 0 without an answer; None where the judge failed."""
   keys = [(name, tree.question.id, tree.answer) for tree in trees]
   new = {key: Answer(tree.question, tree.answer) for key, tree in zip(keys, trees)
          if tree.answer is not None and key not in learner.verdicts}

@@ -25,8 +25,7 @@ from jaxsearch.parallel import memory
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import Agent
 from jaxsearch.training import batch as batches
-from jaxsearch.training import judging
-from jaxsearch.training import saved_policies
+from jaxsearch.training import judging, saved_policies
 from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 
@@ -171,7 +170,8 @@ def importance_cap(config: ConfigDict) -> float:
   if config.loss.importance_cap is not None:
     return config.loss.importance_cap
   apart = (config.dtype == 'bfloat16' or config.train.async_steps or config.train.carry
-           or config.sampler.weights != 'same' or config.sampler.engine != 'jax')
+           or config.sampler.weights != 'same' or config.sampler.engine != 'jax'
+           or config.loss.importance != 'token')
   return 2.0 if apart and config.train.old_logprobs != 'sampler' else 0.0
 
 

@@ -61,19 +61,18 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
       compile_first(learner)
     if run.last_step == 0 and run.wants_evaluation(0):
       evaluate_policy(run, learner, method, 0, evaluate)
-    begin = lambda *given: growing.begin(learner, method, next(questions), *given, first=questions.drawn - batch)
-    current, batch = None, config.questions_per_step  # `ahead` is the rollout of the step after, with `async_steps`
+    current = None  # `ahead` is the rollout of the step after, with `async_steps`
     run.callback(lambda: [rollout.abandon() for rollout in (current, ahead) if rollout])
     for step in run.steps():
       clock, before = metrics.Clock(), row
       with clock('generate'):
-        current = ahead or begin(step, carried)
+        current = ahead or growing.begin(learner, method, questions, step, carried)
         groups, ahead, carried = refill(learner, method, current, questions), None, current.carried()
         position = questions.get_state()
         if learner.releases:
           learner.agent.engine.unload(cache=True)
         if config.train.async_steps and step < config.steps:
-          ahead = begin(step + 1, carried)
+          ahead = growing.begin(learner, method, questions, step + 1, carried)
       with clock('score'):
         current.context.metrics.update(assess(learner, [tree for group in groups for tree in group]))
       with clock('reward'):

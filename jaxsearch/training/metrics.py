@@ -127,8 +127,8 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
 
   Means of reward, exact match, `searches` and the method's other notes (`…_per_tree`), shares of stop
   reasons; of the `trained` trees their mean reward, and the tokens that a row for each path would have.
-  `repetition` is the share of 4-grams that a span had already, `gibberish` that of very unlikely tokens. Tokens
-  that were sampled count with pruned branches, which have cost as much.
+  `repetition` is the share of 4-grams that a span had already, `gibberish` that of very unlikely tokens.
+  Tokens that were sampled count with pruned branches, which have cost as much.
 
   Args:
     groups, trained, sampled: trees of this process, those with credit, and the metrics of its sampler.

@@ -1,9 +1,9 @@
 """Dynamic sampling that fills up: groups with nothing to compare are replaced by trees of new questions.
 
-DAPO (arXiv:2503.14476) drops groups in which all rewards are equal. With `config.train.refill=N` a step draws up
-to N more questions, and grows trees for them in place of such groups until none is left; those that are left
-once the N are spent stay as they are. New questions take the places of the old ones, so that nothing depends
-on how many processes there are.
+DAPO (arXiv:2503.14476) drops groups in which all rewards are equal. With `config.train.refill=N` a step draws
+up to N more questions, and grows trees for them in place of such groups until none is left; those that are
+left once the N are spent stay as they are. New questions take the places of the old ones, so that nothing
+depends on how many processes there are.
 """
 
 import copy
@@ -25,8 +25,9 @@ from jaxsearch.training.update import assess, prepare
 from jaxsearch.trees.tree import Tree
 
 
-def refill(learner: Learner, method: types.ModuleType, current: Growing, questions: QuestionBatches) -> Groups:
-  """Returns the groups of a step, those of this process, and adds to the metrics of its `context` and sampler."""
+def refill(learner: Learner, method: types.ModuleType, current: Growing,
+           questions: QuestionBatches) -> Groups:
+  """Returns the groups of a step, those of this process; adds to the metrics of its context and sampler."""
   config, context, groups = learner.config, current.context, current.groups()
   left, turn = config.train.refill, 0
   while left:
@@ -37,8 +38,9 @@ def refill(learner: Learner, method: types.ModuleType, current: Growing, questio
     left, turn = left - len(replaced), turn + 1
     agent = prepare(learner, context.step) if config.train.async_steps and turn == 1 else learner.agent
     key = jax.random.fold_in(key_of(config, context.step), turn)
-    numbers = lambda place: range(place * config.group_size, (place + 1) * config.group_size)
-    episodes = {places.index(place): [driver.new_episode(agent, question, key, number) for number in numbers(place)]
+    size = config.group_size
+    episodes = {places.index(place): [
+                  driver.new_episode(agent, question, key, place * size + member) for member in range(size)]
                 for place, question in zip(replaced, questions.take(len(replaced))) if place in places}
     asked = [episode for several in episodes.values() for episode in several]
     add_metrics(current.outcome.result(), driver.run(agent, asked, key, observer=note_call))
@@ -59,7 +61,8 @@ def alike(learner: Learner, method: types.ModuleType, groups: Groups, context: C
   trees = [tree for group in groups for tree in group]
   assess(learner, trees)
   credit = ('advantages', 'returns', 'trained')
-  before = [(node, [getattr(node, name) for name in credit], dict(node.data)) for tree in trees for node in tree.walk()]
+  before = [(node, [getattr(node, name) for name in credit], dict(node.data))
+            for tree in trees for node in tree.walk()]
   trial = Context(context.step, copy.deepcopy(context.rng), copy.deepcopy(context.memory))
   method.credit(groups, trial, **learner.config.credit)
   found = [len({tree.reward for tree in group}) == 1 if len(group) > 1 else not any(map(has_credit, group))
@@ -75,7 +78,7 @@ def has_credit(tree: Tree) -> bool:
 
 
 def add_metrics(total: dict[str, Any], more: dict[str, Any]) -> None:
-  """Adds the metrics of a further rollout of the same step: counts and seconds; shares are those of the first."""
+  """Adds the counts and seconds of a further rollout of the same step; its shares are left out."""
   for name, value in more.items():
     if isinstance(value, str) or name not in total:
       total[name] = value

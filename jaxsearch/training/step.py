@@ -78,7 +78,8 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
   if kind == 'cispo':
     surrogate = losses.cispo(now, before, batch.gains - batch.losses, mask, **bounds)
   else:
-    surrogate = losses.shared_surrogate(now, before, batch.gains, batch.losses, mask, **bounds, dual_clip=dual_clip)
+    surrogate = losses.shared_surrogate(now, before, batch.gains, batch.losses, mask, **bounds,
+                                        dual_clip=dual_clip)
   correction = {}
   if importance_cap:
     own, sampler = jnp.where(mask, old, 0), batch.sampler_logprobs
@@ -112,7 +113,7 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
 
 
 def by_sequence(kind: str, importance: str) -> bool:
-  """Tells whether a loss is not linear in the credit of a token that spans share, but about whole sequences."""
+  """Tells whether a loss is about whole sequences, so that spans cannot share their trained tokens."""
   return kind == 'gspo' or importance.startswith('sequence')
 
 

@@ -250,7 +250,8 @@ def _padding(num_rows: int, length: int, pad_id: int) -> TrainingRows:
   numbers = {name: np.zeros(shape, np.float32) for name in names[names.index('spans'):]}
   return TrainingRows(
     tokens=np.full(shape, pad_id, np.int32), positions=np.zeros(shape, np.int32), previous=index.copy(),
-    visible_until=index + 1, real=np.zeros(shape, bool), places={}, sequences=np.zeros(shape, np.int32), **numbers)
+    visible_until=index + 1, real=np.zeros(shape, bool), places={},
+    sequences=np.zeros(shape, np.int32), **numbers)
 
 
 def _place(rows: TrainingRows, row: int, start: int, trie: Trie) -> int:

@@ -1,25 +1,29 @@
 """Trees that are grown a step ahead or over several steps: by which parameters, and how a run resumes with them."""
 
+import collections
 import dataclasses
 import functools
 import json
 import pathlib
 import sys
 import threading
+import types
 
+import numpy as np
 import pytest
 
+from configs import base
 from jaxsearch import setup
 from jaxsearch.data.corpus import Document
-from jaxsearch.data.questions import Question
+from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.rewards.judge import Reasoned
 from jaxsearch.sampler import driver
-from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
-from jaxsearch.training import growing, held, loop, row_files
+from jaxsearch.sampler.requests import Ask, Generate, Sampling, Score, Search, ToolFailure, Tools
+from jaxsearch.training import growing, held, loop, refill, row_files
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
-from tests.methods.driving import Letters
 from tests.processes import as_processes
+from tests.sampler.test_driver import Counting, Letters, Library
 
 
 @pytest.fixture
@@ -141,7 +145,8 @@ def sampled(tree):
   return [(node.tokens, node.sampler_logprobs) for node in tree.nodes(Role.POLICY)]
 
 
-@pytest.mark.parametrize('ahead', [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('ahead', [0, 1])
 def test_long_trees_go_on_in_the_next_step_and_a_killed_run_resumes_to_the_bit(config, monkeypatch, ahead):
   monkeypatch.setattr(sys.modules['jaxsearch.methods.toy'], 'grow', long_grow)
   config.train.update(carry=2, refill=2, async_steps=ahead, row_length=512)
@@ -171,7 +176,7 @@ def test_long_trees_go_on_in_the_next_step_and_a_killed_run_resumes_to_the_bit(c
   assert all(row['groups_alike'] == 0 or row['questions_refilled'] == 2 for row in rows)
   assert 0 < sum(row['questions_refilled'] for row in rows)
   assert kept and all(kept) and max(row['trees_older'] for row in rows) > 0
-  older = [row['logprob_gap_max'] for row in rows if row['trees_older'] or ahead and row['step'] > 1]
+  older = [row['logprob_gap_max'] for row in rows if row['trees_older'] or (ahead and row['step'] > 1)]
   assert rows[0]['logprob_gap_max'] < 1e-4 and min(older) > 1e-3
   expected, config.out = outcome(config), f'{config.out}-killed'
   with monkeypatch.context() as patch, pytest.raises(Killed):
@@ -179,6 +184,82 @@ def test_long_trees_go_on_in_the_next_step_and_a_killed_run_resumes_to_the_bit(c
     loop.train(config)
   loop.train(config)
   assert outcome(config) == expected
+
+
+class Drawing(Counting):
+  """Draws a span from the number of its tree and of its request, and from the version of the weights."""
+
+  def __init__(self, engine, schedule):
+    super().__init__(schedule)
+    self.engine = engine
+
+  def decode(self):
+    finished = super().decode()
+    for pending, node in finished:
+      episode = pending.episode
+      rng = np.random.default_rng([self.engine.version, episode.number, episode.requests])
+      node.tokens, node.data['weights'] = rng.integers(97, 122, len(node.tokens)).tolist(), self.engine.version
+      node.sampler_logprobs = rng.normal(size=len(node.tokens)).tolist()
+    return finished
+
+
+def turns_grow(question, tree):
+  """One turn, or with every third question seven, each with a search by what was drawn."""
+  node = tree.root.append('prompt', Role.PROMPT)
+  for _ in range(1 if int(question.id) % 3 else 7):
+    node = yield Generate(node, max_tokens=3)
+    documents = yield Search(node, node.text)
+    node = node.append(f'{documents[0].text} {tree.rng.random():.3f}', Role.OBSERVATION)
+  tree.answer = node.text
+
+
+def counting_learner(monkeypatch, **train):
+  """A learner of six questions a step, two trees each, whose policy draws; and its stream of questions."""
+  config = base.get_config().unlock()
+  config.questions_per_step, config.group_size = 6, 2
+  config.train.update(train)
+  engine = types.SimpleNamespace(tokenizer=Letters(), length=200, version=0)
+  engine.decoding = lambda key, sampling, schedule: Drawing(engine, schedule)
+  agent = driver.Agent(engine, turns_grow, Tools(Library()), Sampling())
+
+  def prepare(learner, step):
+    engine.version = step
+    return agent
+
+  for module in (growing, refill):
+    monkeypatch.setattr(module, 'prepare', prepare)
+  learner = types.SimpleNamespace(config=config, memory={}, agent=agent, values=None)
+  return learner, QuestionBatches([Question(str(i), '?', ('a',)) for i in range(50)], 6)
+
+
+def steps_of(monkeypatch, steps, stop_after=0):
+  """Grows steps with two questions carried; each step's groups, its metrics, and the questions that go on."""
+  learner, stream = counting_learner(monkeypatch, carry=2)
+  carried, rows = [], []
+  for step in range(1, steps + 1):
+    current = growing.begin(learner, types.SimpleNamespace(), stream, step, carried)
+    groups, carried = current.groups(), current.carried()
+    if step == stop_after:
+      saved = json.loads(json.dumps(list(map(growing.to_json, carried))))
+      carried = growing.from_json(saved, learner.config, learner.agent, stream)
+    rows.append(([[tree.to_json() for tree in group] for group in groups], dict(current.context.metrics),
+                 [[episode.tree.question.id for episode in one.episodes] for one in carried]))
+  return rows
+
+
+def test_questions_that_are_carried_are_trained_where_they_end_and_survive_a_checkpoint(monkeypatch):
+  rows = steps_of(monkeypatch, 6)
+  assert [len(groups) for groups, *_ in rows] == [4, 6, 6, 6, 6, 6]
+  trained = [tree['id'] for groups, *_ in rows for group in groups for tree in group]
+  left = [name for names in rows[-1][2] for name in names]
+  assert len(trained) == 68 and len(left) == 4 and set(collections.Counter(trained + left).values()) == {2}
+  versions = [sorted({node['data'].get('weights', step) for node in tree['nodes']})
+              for step, (groups, *_) in enumerate(rows, start=1) for group in groups for tree in group]
+  assert [1, 2] in versions and max(map(len, versions)) > 1  # old spans are still of the weights that drew them
+  assert [metrics['questions_carried'] for _, metrics, _ in rows] == [2] * 6
+  assert sum(metrics['trees_older'] for _, metrics, _ in rows) > 4
+  for step in (1, 2, 4):
+    assert steps_of(monkeypatch, 6, stop_after=step) == rows
 
 
 def test_a_tree_that_is_saved_half_grown_goes_on_as_it_was():

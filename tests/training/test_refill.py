@@ -1,6 +1,7 @@
 """Groups that teach nothing are found without a trace, and what judges say of answers is asked once."""
 
 import types
+import zlib
 
 import numpy as np
 import pytest
@@ -9,9 +10,11 @@ from configs import base
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, cusearch, search_r1, slate
 from jaxsearch.rewards.judge import Reasoned
-from jaxsearch.training import judging, refill
+from jaxsearch.training import growing, judging, refill
 from jaxsearch.trees.tree import Role, Tree
 from tests.methods.driving import Letters
+from tests.processes import as_processes
+from tests.training.test_growing import counting_learner
 
 
 def chain(answer, name='q'):
@@ -47,6 +50,29 @@ def test_a_tree_alone_is_alike_without_credit():
     tree.metrics['turns'] = 1
   assert refill.alike(learner(), slate, groups, Context(1, np.random.default_rng(0), {})) == [True, False]
   assert [node.advantages for (tree,) in groups for node in tree.nodes(Role.POLICY)] == [0.0, -0.5]
+
+
+@pytest.mark.parametrize('ahead', [0, 1])
+def test_new_questions_take_the_places_of_groups_that_are_alike_on_any_number_of_processes(monkeypatch, ahead):
+  def credit(groups, context):
+    for tree in (tree for group in groups for tree in group):
+      tree.reward = float(zlib.crc32(str(tree.leaves()[0].path_tokens()).encode()) % 2)
+
+  def grown():
+    one, stream = counting_learner(monkeypatch, refill=3, async_steps=ahead)
+    one.config.credit = {}
+    method = types.SimpleNamespace(credit=credit)
+    current = growing.begin(one, method, stream, 1)
+    groups = refill.refill(one, method, current, stream)
+    alike = sum(refill.alike(one, method, groups, current.context))
+    return [[tree.to_json() for tree in group] for group in groups], stream.drawn, alike, dict(current.context.metrics)
+
+  groups, drawn, alike, metrics = grown()
+  spent = drawn - 6
+  assert 0 < spent <= 3 and (spent == 3 or not alike) and metrics == {'questions_refilled': spent}
+  parts = as_processes(2, monkeypatch, grown)
+  assert groups == [group for pair in zip(parts[0][0], parts[1][0]) for group in pair]
+  assert [part[1] for part in parts] == [drawn] * 2 and alike == parts[0][2] + parts[1][2]
 
 
 def test_a_judge_pays_for_each_answer_once_and_another_says_how_kind_it_is():

@@ -299,6 +299,25 @@ def test_the_mask_comes_from_what_is_trained_not_from_the_role():
   np.testing.assert_allclose(rows.loss_weights[0], [0] * 5 + [1 / 4] * 4 + [0] * 3)
 
 
+def test_a_chain_is_a_sequence_and_where_trees_branch_each_span_is_one():
+  """Of the trees of one question, whose prompt is there once, in one row and split over two."""
+  forest = []
+  for branches in (1, 2, 1):
+    tree = Tree(None, Question('1', '?', ('a',)))
+    first = tree.root.append([1, 2], Role.PROMPT).append([3, 4], Role.POLICY)
+    for _ in range(branches):
+      first.append([5], Role.OBSERVATION).append([6, 7, 8], Role.POLICY)
+    forest.append(tree)
+  for length in (40, 16):
+    rows = lay_out(forest, length, pad_id=0, share_trained=False)
+    names = [[{(rows.places[node][0], name) for name in rows.sequences[rows.places[node]].tolist()}
+              for node in tree.nodes(Role.POLICY)] for tree in forest]
+    assert all(len(name) == 1 for of_tree in names for name in of_tree)
+    numbers = [[next(iter(name)) for name in of_tree] for of_tree in names]
+    assert [len(set(of_tree)) for of_tree in numbers] == [1, 3, 1]
+    assert len({name for of_tree in numbers for name in of_tree}) == 5
+
+
 def test_an_unknown_average_is_named():
   with pytest.raises(ValueError, match="'mean'.*token-mean"):
     lay_out([chain(2, 2)], 8, pad_id=PAD, how='mean')
