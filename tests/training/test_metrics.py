@@ -131,7 +131,7 @@ def test_what_a_row_says_of_the_trees():
 
 HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
                stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0,
-               groups_alike_wrong=0.5, grad_norm=1.0)
+               groups_alike_wrong=0.5, grad_norm=1.0, repetition=0.0, gibberish=0.0, judge_gap=0.0)
 
 
 def get_config(**monitor):
