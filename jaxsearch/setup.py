@@ -274,8 +274,7 @@ def _when_asked(load: Callable) -> Callable:
   return put_off
 
 
-# What a method may name in its SERVICES, and how it is opened.
-SERVICES = {'reader': load_assistant, 'judge': load_judge, 'second_judge': load_judge,
+SERVICES = {'reader': load_assistant, 'judge': load_judge, 'second_judge': load_judge,  # how each is opened
             'classifier': _when_asked(load_assistant),
             'refiner': _when_asked(lambda *group: Scorer(_frozen_engine(*group)))}
 
