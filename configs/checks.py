@@ -231,7 +231,7 @@ FIELDS = {
   'critic_warmup.gate.sign': SHARE,
   'critic_warmup.gate.explained': '<= 1',
 
-  # configs/world_policy.py: its stages, and the shares of what a stage trains on.
+  # configs/world_policy.py and world_beds.py: their stages, and the shares of what a stage trains on.
   '*.updates': COUNT,
   '*.rows': COUNT,
   '*.hops': COUNT,
@@ -240,7 +240,8 @@ FIELDS = {
   'mix.sharpen': '> 0',
   **{f'*.{share}': SHARE for share in (
     'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',
-    'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost')},
+    'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost',
+    'wrong', 'repeat', 'em_most')},
 }  # fmt: skip
 
 

@@ -30,6 +30,14 @@ def world(config, flags) -> None:
     print(f'policy: {policies.make(config)}')
 
 
+@command('world_beds', examples=('--config.out=runs/beds',))
+def beds(config, flags) -> None:
+  """Make the policies that the studies of claims begin with."""
+  check_place('config.out', config.out, folder=True)
+  from recipes.world import beds as of_world
+  print(f'policies: {of_world.make(config)}')
+
+
 @command('folded', flag('--out', 'JSONL file to write', place(), required=True),
          flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
            '--config folded --out runs/folded/chains.jsonl', '--config folded --out chains.jsonl --number 500'))

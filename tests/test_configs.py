@@ -12,7 +12,7 @@ from jaxsearch.evaluation import sweep
 
 NAMES = sorted(path.stem for path in (pathlib.Path(__file__).parent.parent / 'configs').glob('*.py')
                if path.stem != 'checks')
-METHODS = [name for name in NAMES if name not in ('world_policy', 'sft', 'sft_gold', 'smollm2',
+METHODS = [name for name in NAMES if name not in ('world_policy', 'world_beds', 'sft', 'sft_gold', 'smollm2',
                                                   'smollm2_wiki')]
 
 

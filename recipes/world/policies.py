@@ -139,9 +139,11 @@ def _kinds(config: ml_collections.ConfigDict, name: str, tokenizer,
 
 
 def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: DecoderConfig, name: str,
-                params: dict) -> dict:
-  """Trains a stage from `params`, logs to the terminal and saves it; loads it instead if its folder
-  exists."""
+                params: dict, made: Iterator[Example | Tree] | None = None) -> dict:
+  """Trains a stage from `params`, on the examples `made` for it, logs to the terminal and saves it.
+
+  Loads it instead if its folder exists.
+  """
   folder, stage = pathlib.Path(config.out) / name, config[name]
   if folder.exists():
     return hub.load(folder).params
@@ -152,7 +154,7 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
   mesh, start = meshes.make_mesh(devices=jax.devices()[:1]), time.perf_counter()
   params = states.place_params(params, setup.param_shardings(model_config, mesh))
   state, learn = sft.open_imitation(run, model_config, params, mesh)
-  forests = filled(examples_of(config, name, tokenizer), stage.rows, stage.row_length)
+  forests = filled(made or examples_of(config, name, tokenizer), stage.rows, stage.row_length)
   for update, forest in zip(range(1, stage.updates + 1), forests):
     state, row = learn(state, forest)
     if update % 20 == 0 or update == stage.updates:

@@ -1,0 +1,34 @@
+"""The policies of the beds that studies/ measures claims on, made from the shipped one.
+
+    python -m recipes beds --config.out=runs/beds
+
+recipes/world/beds.py explains the stages. None of these policies has seen a question of world:rl, world:dev or world:test, but
+for `growing`, which is trained on world:rl.
+"""
+
+from ml_collections import config_dict
+
+from configs import base
+
+
+def get_config():
+  config = base.get_config()
+  config.unlock()
+  config.out = 'runs/beds'
+  config.grow.max_turns = 3  # and a last span: hops + 1 spans of the actor
+  config.optim.update(lr_warmup_updates=10, b2=0.98, weight_decay=0.05)
+  config.actor = config_dict.create(
+    updates=150, rows=8, row_length=640, learning_rate=5e-4, schedule='cosine',
+    wrong=0.112,                     # probability of a wrong title at each of three hops: 30 % of the chains have one
+    repeat=0.05,                     # probability that a search is sent again
+    reviews=0.2, taught=False,       # share of examples that are reviews; whether they tell flaws, or are drawn at random
+    noise=0.0,
+  )
+  config.reviewer = config.actor.copy_and_resolve_references()
+  config.reviewer.update(updates=100, reviews=1.0, taught=True,
+                         noise=0.25)  # share of reviews that say anything
+  config.gate = config_dict.create(em=0.3, em_most=0.7, questions='world:dev', number=72, hops=(3,))
+  config.growing = config_dict.create(  # Search-R1 as in search_r1_grpo.py
+    steps=16, questions_per_step=24, group_size=6, hops=(1, 2, 3), learning_rate=5e-5,
+  )
+  return config.lock()

@@ -1,0 +1,145 @@
+"""Makes the policies of the beds in studies/ (docs/claims/plan.md) from the shipped one.
+
+  actor     paths of three hops; searches a wrong title now and then and goes on from what that says,
+            sometimes repeats a query. It has seen the form of a review, and nothing of what a flaw is
+  reviewer  the actor, taught the flaws: the reviews that it saw name the first of them
+  growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
+
+Each is a folder of `config.out`; one that exists is not made again. The gate: how often the actor is right.
+"""
+
+import functools
+import pathlib
+import random
+from collections.abc import Iterator, Sequence
+
+import jax
+import ml_collections
+
+from configs import search_r1_grpo
+from jaxsearch import setup
+from jaxsearch.data.questions import Question
+from jaxsearch.models import hub
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.parallel import mesh as meshes
+from jaxsearch.sampler.driver import rollout
+from jaxsearch.training import loop
+from jaxsearch.training.run_folder import RunStopped
+from jaxsearch.trees import templates
+from jaxsearch.world import files as world
+from jaxsearch.world.chains import Example, Spans, act, encode, encode_chain, found, sought
+from jaxsearch.world.facts import Entity, read_back
+from recipes.world.policies import train_stage
+
+
+def make(config: ml_collections.ConfigDict) -> pathlib.Path:
+  """Makes what is missing, returns the folder; RunStopped if the actor is right too often or too seldom."""
+  out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
+  model_config, params = setup.load_policy(config, meshes.make_mesh(devices=jax.devices()[:1]))
+  for name in ('actor', 'reviewer'):
+    examples = examples_of(config, name, tokenizer)
+    params = train_stage(config, tokenizer, model_config, name, params, examples)
+    if name == 'actor':
+      check(config, tokenizer)
+  grow(config.growing, out / 'growing')
+  return out
+
+
+def grow(stage: ml_collections.ConfigDict, out: pathlib.Path) -> None:
+  """Trains Search-R1 from the shipped policy and keeps every checkpoint."""
+  config = search_r1_grpo.get_config()
+  config.update(out=str(out), steps=stage.steps, questions_per_step=stage.questions_per_step,
+                group_size=stage.group_size, checkpoint_every=1, keep_checkpoints=stage.steps + 1)
+  config.data.update(hops=stage.hops, arithmetic=False)
+  config.optim.learning_rate = stage.learning_rate
+  config.eval.every = 0
+  loop.train(config)
+
+
+def check(config: ml_collections.ConfigDict, tokenizer) -> None:
+  """Raises RunStopped unless the share of the actor's chains that are right lies within the gate."""
+  decoder = hub.load(pathlib.Path(config.out) / 'actor')
+  engine = setup.open_engine(config, decoder.config, tokenizer)
+  engine.load(decoder.params)
+  agent = setup.make_agent(config, engine, setup.open_tools(config))
+  questions = _paths(config.gate.questions, config.gate.hops)[:config.gate.number]
+  trees, _ = rollout(agent, questions, jax.random.key(config.seed))
+  share = sum(tree.question.score(tree.answer) for tree in trees) / len(trees)
+  print(f'actor: {share:.1%} of {len(trees)} sampled answers are right', flush=True)
+  if not config.gate.em <= share <= config.gate.em_most:
+    raise RunStopped(f'{config.out}/actor is right in {share:.1%} of its chains, the gate is '
+                     f'{config.gate.em:.0%} to {config.gate.em_most:.0%}')
+
+
+@functools.cache
+def _paths(split: str, hops: tuple[int, ...]) -> list[Question]:
+  questions = world.questions(split.removeprefix('world:'), hops, arithmetic=False)
+  return [question for question in questions if question.metadata.get('operation') is None]
+
+
+def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iterator[Example]:
+  """Yields endless examples of a stage: chains, and reviews behind chains."""
+  stage, rng = config[name], random.Random(f'{name} {config.seed}')
+  while True:
+    question = rng.choice(_paths('world:warm', config.gate.hops))
+    spans, flawed = strayed(question, rng, wrong=stage.wrong, repeat=stage.repeat)
+    if rng.random() >= stage.reviews:
+      yield encode_chain(tokenizer, question, spans)
+      continue
+    spans = spans[:2 * config.grow.max_turns + 1]  # no more than a draft may have
+    turns = (len(spans) + 1) // 2
+    if not stage.taught:
+      flawed = rng.randint(1, turns) if rng.random() < 0.5 else 0
+    elif rng.random() < stage.noise:
+      flawed = rng.randint(0, turns)
+    draft, _ = encode_chain(tokenizer, question, spans)
+    prompt = templates.fill(templates.find('world', 'reviewer'), steps=turns)
+    review, learned = encode(tokenizer, [(prompt, False), (f' {flawed}\n', True)])
+    yield draft + review, [False] * len(draft) + learned
+
+
+def strayed(question: Question, rng: random.Random, *, wrong: float, repeat: float) -> tuple[Spans, int]:
+  """Returns the chain of a path that goes astray now and then, and its first flawed step, 0 for none.
+
+  Args:
+    wrong: probability, at every hop, of the title of another thing of its kind; the chain goes on from there.
+    repeat: probability, after every search, that it is sent once more.
+  """
+  steps, spans, flawed, thought = list(question.metadata['steps']), [], 0, ''
+  for hop in range(len(steps)):
+    turn = len(spans) // 2 + 1
+    if rng.random() < wrong and (others := elsewhere(steps[hop:], rng)):
+      steps[hop:], flawed = others, flawed or turn
+    said = [('policy', act(thought + sought(steps[hop]), 'search', steps[hop]['query'])),
+            ('observation', steps[hop]['query'])]
+    spans += said
+    if rng.random() < repeat:
+      spans, flawed = spans + said, flawed or turn + 1
+    thought = found(steps[hop]) + ' '
+  return [*spans, ('policy', act(thought.strip(), 'answer', steps[-1]['finding']))], flawed
+
+
+def elsewhere(steps: Sequence[dict], rng: random.Random, tries: int = 20) -> list[dict] | None:
+  """Returns the same steps from another thing of the first one's kind; None if `tries` ones lead nowhere."""
+  kinds = [step['passage_id'].split('-')[0] for step in steps]
+  alike = list(_entities()[kinds[0]].values())
+  for _ in range(tries):
+    at, walked = rng.choice(alike), []
+    for step, following in zip(steps, [*kinds[1:], None]):
+      if at is None or step['attribute'] not in at.values:
+        break
+      finding = at.values[step['attribute']]
+      walked.append(step | {'query': at.title, 'passage_id': at.id, 'finding': finding})
+      at = _entities()[following].get(finding) if following else None
+    if len(walked) == len(steps) and walked[0]['query'] != steps[0]['query']:
+      return walked
+  return None
+
+
+@functools.cache
+def _entities() -> dict[str, dict[str, Entity]]:
+  """Returns kind -> title -> entity, the first one of a title."""
+  kinds: dict[str, dict[str, Entity]] = {}
+  for entity in read_back(world.corpus()):
+    kinds.setdefault(entity.type, {}).setdefault(entity.title, entity)
+  return kinds

@@ -1,0 +1,67 @@
+"""Chains that go astray: where they do, how often, and that they stay in the world."""
+
+import itertools
+import random
+
+import numpy as np
+import pytest
+
+from configs import world_beds
+from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.world import chains
+from jaxsearch.world import files as world
+from recipes.world import beds
+
+
+@pytest.fixture(scope='module')
+def questions():
+  return beds._paths('world:warm', (3,))
+
+
+def test_a_chain_without_flaws_is_the_gold_one(questions):
+  for question in questions[:20]:
+    assert beds.strayed(question, random.Random(0), wrong=0, repeat=0) == (chains.full_chain(question), 0)
+
+
+def test_a_chain_goes_on_from_the_wrong_title(questions):
+  rng = random.Random(0)
+  for question in questions[:50]:
+    gold, steps = chains.full_chain(question), question.metadata['steps']
+    spans, flawed = beds.strayed(question, rng, wrong=0.3, repeat=0.0)
+    assert spans[:2 * flawed - 2] == gold[:2 * flawed - 2] if flawed else spans == gold
+    if flawed:
+      assert spans[2 * flawed - 1][1] != steps[flawed - 1]['query']
+      titles = {document.title for document in world.corpus()}
+      assert all(query in titles for role, query in spans if role == 'observation')
+
+
+def test_flaws_are_as_frequent_as_said(questions):
+  rng = random.Random(0)
+  flawed = lambda **shares: np.mean([beds.strayed(q, rng, **shares)[1] > 0 for q in questions[:600]])
+  assert flawed(wrong=0.112, repeat=0.0) == pytest.approx(0.3, abs=0.06)
+  assert flawed(wrong=0.0, repeat=0.05) == pytest.approx(1 - 0.95**3, abs=0.05)
+
+
+@pytest.mark.parametrize('name, learned', [('actor', None), ('reviewer', 2)])
+def test_of_a_review_its_number_alone_is_learned(name, learned):
+  tokenizer, config = Tokenizer.load(world.folder()), world_beds.get_config()
+  for ids, mask in itertools.islice(beds.examples_of(config, name, tokenizer), 30):
+    text = tokenizer.decode(ids)
+    assert ('Flawed step' in text) == (sum(mask) <= 3)
+    assert len(ids) <= config.actor.row_length and (learned is None or 'Flawed step' in text)
+
+
+@pytest.mark.slow
+def test_the_policies_are_made_and_not_made_twice(tmp_path, monkeypatch):
+  config = world_beds.get_config()
+  config.out = str(tmp_path)
+  for name in ('actor', 'reviewer'):
+    config[name].update(updates=2, rows=2)
+  config.gate.update(em=0.0, em_most=1.0, number=2)
+  config.growing.update(steps=1, questions_per_step=2, group_size=2)
+  assert (beds.make(config) / 'growing' / 'checkpoints' / '1').is_dir()
+  monkeypatch.setattr(beds, 'train_stage', lambda config, *_: world.folder())
+  monkeypatch.setattr(beds.loop, 'train', lambda config: None)
+  config.gate.em = 0.9
+  with pytest.raises(beds.RunStopped, match='the gate is 90%'):
+    beds.make(config)
