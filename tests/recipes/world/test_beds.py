@@ -49,19 +49,3 @@ def test_of_a_review_its_number_alone_is_learned(name, learned):
     text = tokenizer.decode(ids)
     assert ('Flawed step' in text) == (sum(mask) <= 3)
     assert len(ids) <= config.actor.row_length and (learned is None or 'Flawed step' in text)
-
-
-@pytest.mark.slow
-def test_the_policies_are_made_and_not_made_twice(tmp_path, monkeypatch):
-  config = world_beds.get_config()
-  config.out = str(tmp_path)
-  for name in ('actor', 'reviewer'):
-    config[name].update(updates=2, rows=2)
-  config.gate.update(em=0.0, em_most=1.0, number=2)
-  config.growing.update(steps=1, questions_per_step=2, group_size=2)
-  assert (beds.make(config) / 'growing' / 'checkpoints' / '1').is_dir()
-  monkeypatch.setattr(beds, 'train_stage', lambda config, *_: world.folder())
-  monkeypatch.setattr(beds.loop, 'train', lambda config: None)
-  config.gate.em = 0.9
-  with pytest.raises(beds.RunStopped, match='the gate is 90%'):
-    beds.make(config)
