@@ -105,6 +105,18 @@ def test_slate_compares_turns(family):
 
 
 @pytest.mark.parametrize('family', FAMILIES)
+@pytest.mark.parametrize('name', ['tree_grpo', 'trace'])
+def test_chains_branch_at_turns(family, name):
+  method = find_method(name)
+  tree, requests, _ = drive(family, [[search('a')], ANSWER, 'Bo', ANSWER], method)
+  first, *others = tree.root.children[0].children
+  assert len(others) == 2 and sum(isinstance(request, Search) for request in requests) == 1
+  method.credit([[tree]], driving.context())
+  assert [node.data['answered'] for node in (first, *others)] == [1, 1, 1]
+  assert tree.answer == 'Ada' and all(node.advantages is not None for node in segments(tree))
+
+
+@pytest.mark.parametrize('family', FAMILIES)
 def test_search_r2_cuts_at_a_turn_and_reviews_in_a_turn_of_the_user(family):
   scored = lambda request: [[-5.0 if place == 0 else -60.0 * (place > 1)] for place in range(len(request.continuations))]
   tree, requests, _ = drive(family, [[search('a')], 'no', [search('b')], ANSWER], search_r2, scored=scored,
