@@ -1,0 +1,163 @@
+"""R-Search with frozen weights: how a reader takes evidence, and what a policy's evidence gives it as a tool.
+
+    python -m studies.r_search --reader FOLDER --policies FOLDER,FOLDER,FOLDER
+
+First the reader's F1 and EM on evidence that is complete, partial, invented, absent, and on passages. Below
+95 % F1 on complete evidence, or well above its guesses on partial evidence, it decides nothing. Then its EM
+with what policies found: nothing, one search for the question, all that a policy's searches found, the
+policy's evidence, gold evidence. Controls: evidence of another question, and a policy whose searches return
+random documents.
+"""
+
+import functools
+import random
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs import r_search as method_config
+from jaxsearch import setup
+from jaxsearch.data.questions import Question
+from jaxsearch.evaluation import rstool
+from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.sampler.requests import GREEDY
+from jaxsearch.trees import templates
+from jaxsearch.trees.tree import Role, Tree, spans
+from jaxsearch.world import chains, files
+from jaxsearch.world.facts import sentence
+from studies import common
+
+HOPS = (2, 3)
+GUESSABLE = 'continent'  # one of seven
+SIZES = {'full': dict(number=360), 'tiny': dict(number=4)}
+COMPLETE, CHANCE = 0.95, 0.05  # the gate: F1 on complete evidence, on partial over that on none
+POLICIES = 3  # at least
+Ask = Callable[[list[str]], Sequence[str]]
+
+
+def questions(number: int) -> list[Question]:
+  """Returns the first held-out questions that follow one path and whose answer is not soon guessed."""
+  asked = common.paths('world:test', HOPS) + common.paths('world:dev', HOPS)
+  return [question for question in asked if question.metadata['answer_type'] != GUESSABLE][:number]
+
+
+def stated(steps: Sequence[dict]) -> str:
+  """States what the documents say about steps, a sentence each, in their words."""
+  return ' '.join(sentence(step['attribute'], step['query'], step['finding']) for step in steps)
+
+
+def evidence_of(question: Question, rng: random.Random) -> dict[str, str]:
+  """Returns kind -> evidence for a question that follows a path.
+
+  complete: a sentence a step; partial: without the last, which holds the answer; answer alone: that one;
+  invented: complete, but with the answer of another question of its type; passages: all that the searches
+  of the steps find; absent: none.
+  """
+  steps = question.metadata['steps']
+  others = {other for kind, other in _answers() if kind == question.metadata['answer_type']}
+  other = rng.choice(sorted(others - set(question.golden_answers)))
+  return {'complete': stated(steps), 'partial': stated(steps[:-1]), 'answer alone': stated(steps[-1:]),
+          'invented': stated([*steps[:-1], steps[-1] | {'finding': other}]),
+          'passages': ' '.join(document.text for step in steps for document in chains.search(step['query'])),
+          'absent': ''}
+
+
+@functools.cache
+def _answers() -> frozenset[tuple[str, str]]:
+  asked = files.questions('warm', HOPS)
+  return frozenset((question.metadata['answer_type'], question.golden_answers[0]) for question in asked)
+
+
+def read(ask: Ask, asked: Sequence[Question], evidence: Sequence[str]) -> dict[str, list[float]]:
+  """Returns the EM and F1 of the reader's answers to each question from its evidence."""
+  replies = ask([templates.reader_prompt(question.question, text, 'world')
+                 for question, text in zip(asked, evidence)])
+  pairs = list(zip(replies, asked))
+  return {'em': [exact_match(reply, question.golden_answers) for reply, question in pairs],
+          'f1': [round(f1(reply, question.golden_answers), 4) for reply, question in pairs]}
+
+
+def by_kind(ask: Ask, asked: Sequence[Question]) -> dict[str, dict]:
+  """Returns kind of evidence -> EM and F1 of each question."""
+  rng = random.Random(0)
+  of_questions = [evidence_of(question, rng) for question in asked]
+  return {kind: read(ask, asked, [of[kind] for of in of_questions]) for kind in of_questions[0]}
+
+
+def found_by(trees: Sequence[Tree]) -> dict[str, list[str]]:
+  """Returns, for each tree, its evidence as training takes it, and the documents that its searches found."""
+  documents = lambda tree: [document.text for node in tree.nodes(Role.POLICY)
+                            for document in node.data.get('documents', ())]
+  return {'evidence': [rstool.evidence_of({'spans': spans(tree)})['evidence'] for tree in trees],
+          'observations': [' '.join(documents(tree)) for tree in trees]}
+
+
+def served(ask: Ask, policy: str, asked: Sequence[Question], noise: float = 0.0) -> dict:
+  """Returns the reader's EM and F1 with what a policy found, greedy, and the policy's own EM."""
+  config = method_config.get_config().unlock()
+  config.update(model=policy)
+  config.search.noise = noise
+  bed = common.open_bed(config, asked)
+  trees = [tree for tree, in common.grow(bed, 0, sampling=GREEDY)]
+  found = found_by(trees)
+  return {kind: read(ask, asked, texts) for kind, texts in found.items()} | {
+    'another question': read(ask, asked, found['evidence'][1:] + found['evidence'][:1]),
+    'own': [question.score(tree.answer) for question, tree in zip(asked, trees)],
+    'written': [bool(text) for text in found['evidence']]}
+
+
+def study(given, out) -> str:
+  """Measures what is missing and returns the tables."""
+  asked = questions(given.number)
+  settings = dict(model=given.reader, max_tokens=24, stop=('\n',), chat=False, slots=32, length=1024)
+  ask = functools.cache(lambda: setup.load_assistant(ConfigDict(settings), 'float32'))
+  reader = lambda prompts: ask()(prompts)
+  one_search = lambda: read(reader, asked, [
+    ' '.join(document.text for document in chains.search(question.question)) for question in asked])
+  parts = {f'reader {given.reader}': lambda: by_kind(reader, asked),
+           f'one search {given.reader}': lambda: {'one search': one_search()}}
+  policies = given.policies.split(',')
+  for policy in policies:
+    parts[f'{policy} for {given.reader}'] = functools.partial(served, reader, policy, asked)
+  parts[f'{policies[0]}, random documents'] = functools.partial(served, reader, policies[0], asked, 1.0)
+  return report(common.measured(out, parts), given.reader, policies)
+
+
+def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
+  """Writes the tables."""
+  shown = lambda values: common.interval(common.over_units(values), 100)
+  kinds = {kind: of for kind, of in rows[f'reader {reader}'].items() if isinstance(of, dict)}
+  first = [{'evidence': kind, 'F1 in %': shown(of['f1']), 'EM in %': shown(of['em'])}
+           for kind, of in kinds.items()]
+  of_policies = {policy: rows[f'{policy} for {reader}'] for policy in policies}
+  mean = lambda kind: np.mean([of[kind]['em'] for of in of_policies.values()], axis=0)
+  broken = {f'{policies[0]}, random documents': rows[f'{policies[0]}, random documents']}
+  second = [{'policy': policy, 'its own EM': shown(of['own']),
+             'wrote evidence': f'{100 * np.mean(of["written"]):.0f}'}
+            | {kind: shown(of[kind]['em']) for kind in ('observations', 'evidence', 'another question')}
+            for policy, of in (of_policies | broken).items()]
+  searched = rows[f'one search {reader}']['one search']['em']
+  why = undecided(kinds, len(policies))
+  contrasts = {
+    '**evidence - raw observations**': (common.over_units(mean('evidence') - mean('observations')), 0.03),
+    'evidence - one search': (common.over_units(mean('evidence') - np.array(searched)), None),
+    'evidence - alone': (common.over_units(mean('evidence') - np.array(kinds['absent']['em'])), None),
+    'gold - evidence': (common.over_units(np.array(kinds['complete']['em']) - mean('evidence')), None)}
+  third = [{"reader's EM, points": row['contrast'], 'verdict': row['verdict'] and (why or row['verdict']),
+            'difference': common.interval(contrasts[row['contrast']][0], 100)}
+           for row in common.decide(contrasts)]
+  return '\n\n'.join([common.table(first), f'One search for the question: {shown(searched)} % EM.',
+                      common.table(second), common.table(third)])
+
+
+def undecided(kinds: dict[str, dict], policies: int) -> str:
+  """Says why the plan's rule decides nothing of the tool; '' if it does."""
+  f1_of = {kind: np.mean(of['f1']) for kind, of in kinds.items()}
+  if f1_of['complete'] < COMPLETE or f1_of['partial'] > f1_of['absent'] + CHANCE:
+    return 'undecided: the reader misses its gate'
+  return '' if policies >= POLICIES else f'undecided: {policies} policies, where the plan asks for {POLICIES}'
+
+
+if __name__ == '__main__':
+  common.main('r_search', study, SIZES, reader='world-reader', policies='world-tiny,world-review')

@@ -1,0 +1,39 @@
+"""The study of R-Search: what evidence it makes, when its rule decides, and that it runs."""
+
+import random
+
+import numpy as np
+import pytest
+
+from studies import common, r_search
+
+
+def test_evidence_holds_what_its_name_says():
+  for question in r_search.questions(20):
+    of, answer = r_search.evidence_of(question, random.Random(0)), question.golden_answers[0]
+    steps = question.metadata['steps']
+    assert of['complete'] == f'{of["partial"]} {of["answer alone"]}' and f' {answer}.' in of['answer alone']
+    assert len(of['partial'].split('. ')) >= len(steps) - 1 and of['absent'] == ''
+    assert of['invented'].startswith(of['partial']) and of['invented'] != of['complete']
+    assert all(step['query'] in of['passages'] for step in steps)
+
+
+@pytest.mark.parametrize('complete, partial, policies, why', [
+  (1.0, 0.02, 3, ''), (0.9, 0.02, 3, 'gate'), (1.0, 0.2, 3, 'gate'), (1.0, 0.02, 2, 'policies')])
+def test_nothing_is_decided_past_the_gate_or_with_few_policies(complete, partial, policies, why):
+  f1 = {'complete': complete, 'partial': partial, 'absent': 0.01}
+  said = r_search.undecided({kind: {'f1': np.full(5, value)} for kind, value in f1.items()}, policies)
+  assert why in said and bool(said) == bool(why)
+
+
+@pytest.mark.slow
+def test_it_runs_and_is_not_measured_twice(tmp_path, capsys, monkeypatch):
+  def run():
+    common.main('r_search', r_search.study, r_search.SIZES, ['--size', 'tiny', '--out', str(tmp_path)],
+                reader='world-reader', policies='world-tiny,world-review')
+    return capsys.readouterr().out
+
+  first = run()
+  assert 'answer alone' in first and 'evidence - raw observations' in first
+  monkeypatch.setattr(common, 'grow', lambda *_, **__: pytest.fail('grown again'))
+  assert run() in first
