@@ -236,6 +236,9 @@ FIELDS = {
   '*.rows': COUNT,
   '*.hops': COUNT,
   'gate.em': SHARE,
+  'growing.group_size': COUNT,
+  'growing.steps': COUNT,
+  'growing.questions_per_step': COUNT,
   'gate.number': COUNT,
   'mix.sharpen': '> 0',
   **{f'*.{share}': SHARE for share in (
