@@ -97,6 +97,9 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
     if service not in config:
       yield f'method={config.method!r} needs the group config.{service}'
   if training:
+    if config.reward == 'judge' and not getattr(method, 'JUDGED', False):
+      yield (f"reward='judge': method={config.method!r} has rewards of its own; set JUDGED = True in "
+             f'methods/{config.method}.py if they are of Tree.score')
     for name, given in {'credit': 2, 'sizes': 3}.items():
       yield from _unknown(name, config[name], _arguments(method, name, given))
     if config.group_size == 1 and not config.critic.enabled and not getattr(method, 'ONE_TREE', False):

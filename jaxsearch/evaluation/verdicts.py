@@ -1,4 +1,4 @@
-"""What a grid of runs says of a claim: intervals over seeds and questions together, power, and the rule.
+"""Decides claims by grids of runs: intervals over seeds and questions together, power, and the rule.
 
 Pure functions. Values are [seeds, questions]: what each held-out question got in the run of each seed, EM at
 the end or the area under it; a difference of two variants is taken cell by cell, so it is paired by both.

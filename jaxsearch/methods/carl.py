@@ -37,6 +37,7 @@ from jaxsearch.trees.grammars import Malformed
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 BRANCHES = True
+JUDGED = True
 ONE_TREE = True
 TAGS = grammar.CARL
 TOOLS = ('python',)

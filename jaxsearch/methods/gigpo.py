@@ -15,11 +15,13 @@ from jaxsearch.trees.tree import Tree
 
 __all__ = ['credit', 'grow']
 
+JUDGED = True
+
 
 def rewards(tree: Tree, invalid: float) -> list[float]:
   """Returns what the spans of a chain earn: `invalid` without a call or an answer; the last the outcome."""
   earned = [0.0 if read(node).is_valid else invalid for node in tree.turns()]
-  return [*earned[:-1], earned[-1] + tree.question.score(tree.answer)] if earned else []
+  return [*earned[:-1], earned[-1] + tree.score()] if earned else []
 
 
 def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: float = 1.0,

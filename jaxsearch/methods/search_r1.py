@@ -15,6 +15,8 @@ from jaxsearch.methods.credit import credit_relative, rewarded
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees.tree import Node, Role, Tree
 
+JUDGED = True
+
 
 def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int = 500,
          template: str = 'search_r1', chat: bool = False) -> Growth[None]:

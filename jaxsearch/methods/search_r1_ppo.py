@@ -10,6 +10,8 @@ from jaxsearch.methods.search_r1 import grow, reward
 
 __all__ = ['credit', 'grow', 'reward']
 
+JUDGED = True
+
 
 def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float = 1.0) -> None:
   """Credits tokens by GAE of the outcome reward, which is earned at the last token of the chain."""

@@ -19,7 +19,7 @@ CALIBRATION = {
   'products': 0.5,      # of the peak; assumed
   'collective': 10e-6,  # seconds at least; assumed
   # Of a layer that decodes a token on GPUs, without collectives: counted in what is compiled for H100, split
-  # heads or not (tests/sampler/test_kernels.py). 25 to 30 more a token are of no layer.
+  # heads or not (tests/sampler/test_kernels.py). The 25 to 30 outside layers are not counted.
   'kernels': 16,
   # Seconds to launch one: 4 to 6 by susun-blog.com/blog/pegainfer-3-cuda-graph, fewer in a graph.
   'kernel': 4e-6,

@@ -118,7 +118,7 @@ def write_coder(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """What models of a family have in common.
+  """Holds what models of a family have in common.
 
   Attributes:
     read: (text, parameters of tools by name) -> (text beside the calls, calls).
