@@ -5,10 +5,9 @@
 
 From checkpoints of one Search-R1 run, those whose chains have depths of about 0.65, 1.0 and 1.5, and for one,
 two and three hops apart: batches of 24 questions x 6 chains, of which K = 72 are selected. The gradient of
-each chain is taken once (the mean over its tokens, as in the loss) and kept as a signed sum over SKETCH
-places, which keeps scalar products on average. What a strategy makes of a batch is then a weighted sum. It is
-compared with the gradient of the expected EM on all other batches: REINFORCE less the mean of the other
-chains of the question, tokens summed.
+each chain, the mean over its tokens as in the loss, is kept as a sketch (gradients.py), so what a strategy
+makes of a batch is a weighted sum. It is compared with the gradient of the expected EM on all other batches:
+REINFORCE less the mean of the other chains of the question, tokens summed.
 """
 
 import functools
@@ -16,22 +15,19 @@ import json
 import pathlib
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from configs import cusearch as method_config
 from jaxsearch import setup
 from jaxsearch.advantages import group_relative
 from jaxsearch.methods import Context, cusearch
-from jaxsearch.training.batch import make_batch
-from jaxsearch.training.step import micro_batch, predicting_states, trained_logprobs
-from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role
 from studies import common
 from studies.common import over_units
+from studies.gradients import Sketches
 from studies.search_r2 import gold
 
-STARTS, HOPS, DRAWS, SKETCH, ROW = (0.65, 1.0, 1.5), (1, 2, 3), 10, 1 << 15, 128
+STARTS, HOPS, DRAWS = (0.65, 1.0, 1.5), (1, 2, 3), 10
 SIZES = {'full': {'batches': 8, 'questions': 24, 'group': 6},
          'tiny': {'batches': 2, 'questions': 2, 'group': 2}}
 STRATEGIES = ('full', 'random', 'auto', 'phase', 'anti', 'topk_reward', 'within')
@@ -45,31 +41,11 @@ def start_of(folder: str, depth: float) -> str:
   return f'{folder}/checkpoints/{step}'
 
 
-def sketches(bed, trees) -> np.ndarray:
-  """Returns [N, SKETCH]: of each chain the gradient of its mean log-probability of a token, sketched."""
-  sizes = [leaf.size for leaf in jax.tree.leaves(bed.policy.params)]
-  width = -(-sum(sizes) // SKETCH)
-  signs = jnp.asarray(np.random.default_rng(0).choice([-1, 1], (width, SKETCH)).astype(np.int8))
-
-  def objective(params, batch):
-    states = predicting_states(bed.policy.config, params, batch)
-    logprobs, _ = trained_logprobs(params, states, batch, temperature=1.0, chunk=1024)
-    return jnp.sum(jnp.where(batch.targets >= 0, batch.gains * logprobs, 0))
-
-  @jax.jit
-  def sketch(params, batch):
-    flat = jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(objective)(params, batch))])
-    return jnp.sum(jnp.pad(flat, (0, width * SKETCH - len(flat))).reshape(width, SKETCH) * signs, axis=0)
-
-  rows = []
-  for tree in trees:
-    for node in tree.nodes(Role.POLICY):
-      node.advantages = 1.0
-    tree.prune()
-    length = -(-tree.count() // ROW) * ROW  # few shapes
-    laid = lay_out([tree], length, pad_id=0, how='seq-mean-token-mean')
-    rows.append(np.asarray(sketch(bed.policy.params, micro_batch(make_batch(laid, 1), 0))))
-  return np.stack(rows)
+def scores(bed, trees) -> np.ndarray:
+  """Returns [N,width]: of each chain the sketched gradient of its mean log-probability of a token."""
+  chains = [list(tree.nodes(Role.POLICY)) for tree in trees]
+  tokens = [sum(len(node.tokens) for node in chain) for chain in chains]
+  return Sketches(bed.policy.config, bed.policy.params)(chains) / np.array(tokens)[:, None]
 
 
 def select(strategy, depths, rewards, ids, rng, keep) -> np.ndarray:
@@ -102,7 +78,7 @@ def measure(given, depth, hops) -> dict:
   tokens = np.array([tree.count(Role.POLICY) for tree in trees])
   asking = np.array([sum(len(node.tokens) for node in tree.nodes(Role.POLICY) if node.data.get('documents'))
                      for tree in trees])
-  found = sketches(bed, trees)
+  found = scores(bed, trees)
   ids = np.repeat(np.arange(number), given.group)
   mean = lambda x: np.repeat(x.reshape(number, -1).mean(axis=1), given.group)
   leave_one_out = (em - mean(em)) * given.group / (given.group - 1)
