@@ -16,6 +16,7 @@ from ml_collections import ConfigDict
 from scipy import stats
 
 from jaxsearch import setup
+from jaxsearch.commands.command import progress_of
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation import agents, tables, verdicts
@@ -68,7 +69,8 @@ def grow(bed: Bed, seed: int, *, copies: int = 1, own: Callable | None = None,
   """
   agent = dataclasses.replace(bed.agent, grow=own) if own else bed.agent
   asked = [question for question in bed.questions for _ in range(copies)]
-  trees, _ = rollout(agent, asked, jax.random.key(seed), **changes)
+  with progress_of(len(asked), 'trees') as report:
+    trees, _ = rollout(agent, asked, jax.random.key(seed), on_progress=report, **changes)
   return [trees[start:start + copies] for start in range(0, len(trees), copies)]
 
 
