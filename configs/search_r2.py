@@ -36,7 +36,8 @@ def get_config():
   )  # fmt: skip
   # For refiner='frozen', and loaded only then: the initial weights, or another model with the policy's tokenizer. It costs its
   # weights once more in `dtype` (7B in bfloat16: 15 GB over the devices of a process) and a KV cache of slots x length.
-  config.refiner = config_dict.create(model=config.get_ref('model'), slots=16, length=config.sampler.get_ref('length'))
+  config.refiner = config_dict.create(
+    model=config.get_oneway_ref('model'), slots=16, length=config.sampler.get_oneway_ref('length'))
   config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace keeps the steps that were cut off
   config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 keeps the refiner
   config.eval.every = 50

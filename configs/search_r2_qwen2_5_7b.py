@@ -28,7 +28,8 @@ def get_config():
   config.credit, config.judge = ours.credit, ours.judge
   config.judge.update(kind='chat', max_tokens=3000)
   config.sampler.update(slots=64, length=15000, max_observation=15000)  # slots of each process; passages are never cut
-  config.refiner = config_dict.create(model=config.get_ref('model'), slots=16, length=config.sampler.get_ref('length'))
+  config.refiner = config_dict.create(
+    model=config.get_oneway_ref('model'), slots=16, length=config.sampler.get_oneway_ref('length'))
   config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batch=0)
   config.optim.lr_warmup_updates = 85  # 28.5 % of 300, rounded down as verl does
   config.eval.update(grow=config_dict.create(max_revisions=0), temperatures=(0.0,), every=50, number=500,

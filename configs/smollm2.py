@@ -46,7 +46,7 @@ def get_config(name: str = 'search_r1_grpo'):
     config.sampler.update(slots=8, length=2048)
     return config.lock()
   if config.search.backend == 'simulated':
-    config.search.update(writer='model', writer_model=config.get_ref('model'))
+    config.search.update(writer='model', writer_model=config.get_oneway_ref('model'))
   own = inspect.signature(find_method(config.method).grow).parameters['template'].default
   template = TEMPLATES.get(name, own)
   config.grow.update(template=template, chat=True, max_tokens=128)
@@ -58,7 +58,8 @@ def get_config(name: str = 'search_r1_grpo'):
     config.credit.keep = config.questions_per_step * config.group_size // 2
   for helper in ('reader', 'judge'):  # the policy itself before training; take a model of another family if you have one
     if helper in config:
-      config[helper].update(model=config.get_ref('model'), chat=True, slots=4, length=2048, max_tokens=64, stop=())
+      config[helper].update(
+        model=config.get_oneway_ref('model'), chat=True, slots=4, length=2048, max_tokens=64, stop=())
   if 'judge' in config:
     config.judge.kind = 'local'
   if 'critic_warmup' in config:

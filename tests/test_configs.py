@@ -35,6 +35,18 @@ def test_a_config_fits_its_method(name, real):
   assert config.is_locked
 
 
+@pytest.mark.parametrize('module, arguments, group', [
+  ('search_r2', [], 'refiner'), ('search_r2_qwen2_5_7b', [], 'refiner'), ('smollm2', ['r_search'], 'reader')])
+def test_a_helper_is_the_policys_model_until_it_is_given_its_own(module, arguments, group):
+  """And never the other way round: the policy's stays what it is."""
+  config = importlib.import_module(f'configs.{module}').get_config(*arguments).unlock()
+  config.model = 'one'
+  assert config[group].model == 'one'
+  length = config.sampler.length
+  config[group].update(model='another', length=length + 1)
+  assert (config.model, config.sampler.length) == ('one', length)
+
+
 def test_the_rows_of_cusearchs_tables():
   """S caps the turns as well as the depth; K chains make three updates a step, GRPO-Full six, GRPO-Half
   three."""
