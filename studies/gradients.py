@@ -59,7 +59,7 @@ class Sketches:
       if any(node.tokens for node in nodes):
         path = np.array(nodes[-1].path_tokens(), np.int32)
         trained = np.concatenate([np.arange(node.length - len(node.tokens), node.length) for node in nodes])
-        shape = -(-len(path) // 64) * 64, 64 if len(trained) <= 64 else 320
+        shape = -(-len(path) // 64) * 64, 64 if len(trained) <= 64 else -(-len(trained) // 320) * 320
         key, distinct = (path.tobytes(), trained.tobytes()), by_shape.setdefault(shape, {})
         distinct.setdefault(key, (path, trained, []))[2].append(index)
     for (length, most), distinct in sorted(by_shape.items()):
