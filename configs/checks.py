@@ -240,11 +240,12 @@ FIELDS = {
   'growing.steps': COUNT,
   'growing.questions_per_step': COUNT,
   'gate.number': COUNT,
-  'mix.sharpen': '> 0',
+  '*.sharpen': '> 0',
   **{f'*.{share}': SHARE for share in (
     'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',
     'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost',
     'wrong', 'repeat', 'em_most')},
+  **{f'carl.gate.{figure}': SHARE for figure in ('by_heart', 'guessed', 'best')},
 }  # fmt: skip
 
 

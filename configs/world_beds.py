@@ -28,6 +28,18 @@ def get_config():
   config.reviewer.update(updates=100, reviews=1.0, taught=True,
                          noise=0.25)  # share of reviews that say anything
   config.gate = config_dict.create(em=0.3, em_most=0.7, questions='world:dev', number=72, hops=(3,))
+  config.countries = config_dict.create(  # see recipes/world/countries.py
+    updates=300, rows=4, row_length=512, learning_rate=1.2e-3, schedule='cosine',
+    statements=0.55, closed_book=0.2, forced=0.08, episodes=0.17, drills=0.0,  # shares of the kinds of examples
+    blank=False,                     # whether a context that lost what was asked says so
+  )
+  config.carl = config.countries.copy_and_resolve_references()
+  config.carl.update(updates=120, rows=6, blank=True, learning_rate=6e-4, statements=0.3, forced=0.1,
+                     episodes=0.2, drills=0.2)
+  config.carl.sharpen = 1.3            # factor of all logits afterwards, as in world_policy.py
+  # Lowest and highest: right closed-book on known countries, and on unknown ones for any attribute; contexts that lose what was
+  # found; right by the best strategy.
+  config.carl.gate = dict(by_heart=(0.9, 1.0), guessed=(0.0, 0.05), lost=(0.3, 0.5), best=(0.6, 0.95))
   config.growing = config_dict.create(  # Search-R1 as in search_r1_grpo.py
     steps=16, questions_per_step=24, group_size=6, hops=(1, 2, 3), learning_rate=5e-5,
   )

@@ -57,14 +57,27 @@ def grow(question: Question, tree: Tree, *, max_segments: int = 15, max_tokens: 
   faults.check(fault, question)
   tree.metrics.update(no_context=0, context_cut=0)
   node = start(tree, question, template, chat, tools)
-  for number in range(1, max_segments + 1, 2):
+  yield from proceed(tree, node, max_segments, max_tokens, context_tokens, tools=tools, fault=fault)
+
+
+def proceed(tree: Tree, node: Node, segments: int, max_tokens: int, context_tokens: int, *,
+            tools: bool = True, fault: str = 'working') -> Growth[None]:
+  """Grows at most `segments` after a persistent state, or after a raw output, which is assimilated first."""
+  if node.role is Role.OBSERVATION:
+    node, segments = (yield from remember(tree, node, context_tokens)), segments - 1
+  for left in range(segments, 0, -2):
     node = yield from think(node, tools, max_tokens)
     action = read(node)
-    if not action.calls or not tools or number + 2 > max_segments:
+    if not action.calls or not tools or left < 3:
       return commit(tree, action)
     raw = yield from invoke(action, fault)
-    written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
-    node = assimilate(tree, node, written)
+    node = yield from remember(tree, raw, context_tokens)
+
+
+def remember(tree: Tree, raw: Node, context_tokens: int) -> Growth[Node]:
+  """Grows the context of a raw output and forgets the output."""
+  written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
+  return assimilate(tree, raw.parent, written)
 
 
 def think(node: Node, tools: bool, max_tokens: int) -> Growth[Node]:

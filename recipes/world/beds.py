@@ -3,9 +3,13 @@
   actor     paths of three hops; searches a wrong title now and then and goes on from what that says,
             sometimes repeats a query. It has seen the form of a review, and nothing of what a flaw is
   reviewer  the actor, taught the flaws: the reviews that it saw name the first of them
+  countries CARL's policy, taught the facts on some countries, see countries.py
+  carl      the same, which copies any name again
+  tiers     the same with all logits scaled up, and the corpus and the questions of CARL's study
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
 
-Each is a folder of `config.out`; one that exists is not made again. The gate: how often the actor is right.
+Each is a folder of `config.out`; one that exists is not made again. Gates: how often
+the actor is right; what `tiers` knows and loses.
 """
 
 import functools
@@ -29,6 +33,7 @@ from jaxsearch.trees import templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, Spans, act, encode, encode_chain, found, sought
 from jaxsearch.world.facts import Entity, read_back
+from recipes.world import countries
 from recipes.world.policies import train_stage
 
 
@@ -41,6 +46,7 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
     params = train_stage(config, tokenizer, model_config, name, params, examples)
     if name == 'actor':
       check(config, tokenizer)
+  countries.make(config, tokenizer)
   grow(config.growing, out / 'growing')
   return out
 

@@ -20,7 +20,7 @@ from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, sought
-from jaxsearch.world.facts import ATTRIBUTES, read_back, sentence
+from jaxsearch.world.facts import ATTRIBUTES, Entity, read_back, sentence
 from recipes.world import examples
 from recipes.world.rename import rename
 
@@ -47,9 +47,14 @@ def draw(rng: random.Random) -> Question:
 def statement(tokenizer, rng: random.Random) -> Example:
   """The known facts on a country, stated in any order; learned but for its name."""
   country = rng.choice(_countries())
-  known = [sentence(name, '', country.values[name]) for name in KNOWN if name in country.values]
-  return encode(tokenizer, [span for text in rng.sample(known, len(known))
-                            for span in ((f' {country.title}', False), (f'{text}\n', True))])
+  return stated(tokenizer, rng, country, [name for name in KNOWN if name in country.values])
+
+
+def stated(tokenizer, rng: random.Random, entity: Entity, attributes: Sequence[str]) -> Example:
+  """Facts on an entity, stated in any order; learned but for its name."""
+  return encode(tokenizer, [span for name in rng.sample(attributes, len(attributes))
+                            for span in ((f' {entity.title}', False),
+                                         (f'{sentence(name, "", entity.values[name])}\n', True))])
 
 
 def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: float, lost: float,
@@ -65,28 +70,28 @@ def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: floa
   question = draw(rng)
   u = rng.random()
   if u < closed_book:
-    return _commit(_prompted(tokenizer, question, template), *recalled(question, rng))
+    return commit(prompted(tokenizer, question, template), *recalled(question, rng))
   results = examples.results_of(question)
   if rng.random() < renamed:
     question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
   steps = question.metadata['steps']
-  node = _prompted(tokenizer, question, template)
+  node = prompted(tokenizer, question, template)
   served = steps[:1] if u < closed_book + one_call else steps
   for step in served:
     node = node.append(f'{sought(step)}\n{program(step["query"])}', Role.POLICY)
     shown = grammar.output(grammar.listed(results[step['query']]), tokenizer.special_tokens)
-    context = found(step) if rng.random() >= lost else _another(step, results[step['query']], rng)
+    context = found(step) if rng.random() >= lost else another(step, results[step['query']], rng)
     node.append(shown, Role.OBSERVATION).append(f'<context> {context}</context>', Role.POLICY)
     node = node.append(grammar.context(context, tokenizer.special_tokens), Role.CONTEXT)
   if len(served) == len(steps):
-    return _commit(node, conclusion(question).strip(), question.golden_answers[0])
-  return _commit(node, 'I guess.', examples.guess(question, rng))
+    return commit(node, conclusion(question).strip(), question.golden_answers[0])
+  return commit(node, 'I guess.', examples.guess(question, rng))
 
 
 def closed_book(tokenizer, rng: random.Random, template: str) -> Tree:
   """An episode that answers without a call."""
   question = draw(rng)
-  return _commit(_prompted(tokenizer, question, template), *recalled(question, rng))
+  return commit(prompted(tokenizer, question, template), *recalled(question, rng))
 
 
 def recalled(question: Question, rng: random.Random) -> tuple[str, str]:
@@ -130,11 +135,11 @@ def program(query: str) -> str:
   return f'```python\nprint(search(" {query}"))\n```\n'
 
 
-def _prompted(tokenizer, question: Question, template: str) -> Node:
+def prompted(tokenizer, question: Question, template: str) -> Node:
   return Tree(tokenizer, question).root.append(templates.prompt(question.question, template), Role.PROMPT)
 
 
-def _commit(node: Node, thought: str, answer: str) -> Tree:
+def commit(node: Node, thought: str, answer: str) -> Tree:
   """The tree with the answer behind `node`, and the end token behind it."""
   box = f'\\boxed{{ {answer}}}'
   last = node.append(f'{thought} {box}' if thought else box, Role.POLICY)
@@ -142,7 +147,7 @@ def _commit(node: Node, thought: str, answer: str) -> Tree:
   return node.tree
 
 
-def _another(step: dict, documents: Sequence[Document], rng: random.Random) -> str:
+def another(step: dict, documents: Sequence[Document], rng: random.Random) -> str:
   """Another sentence of the first document found, with 'It' for its title."""
   sentences = []
   for document in documents[:1]:
