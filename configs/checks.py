@@ -240,6 +240,10 @@ FIELDS = {
   'growing.steps': COUNT,
   'growing.questions_per_step': COUNT,
   'gate.number': COUNT,
+  'reading.whole': SHARE,
+  'reader.whole': SHARE,
+  'reader.gate.chance': SHARE,
+  'reader.gate.complete': SHARE,
   '*.sharpen': '> 0',
   **{f'*.{share}': SHARE for share in (
     'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',

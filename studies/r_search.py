@@ -1,6 +1,10 @@
 """R-Search with frozen weights: how a reader takes evidence, and what a policy's evidence gives it as a tool.
 
-    python -m studies.r_search --reader FOLDER --policies FOLDER,FOLDER,FOLDER
+    python -m recipes beds --config.out=runs/beds
+    for seed in 0 1; do jaxsearch train --config configs/r_search.py --config.out=runs/beds/r_search_$seed \
+      --config.seed=$seed --config.model=runs/beds/seeker --config.steps=8 --config.questions_per_step=12 \
+      --config.data.hops='(2,3)' --config.data.arithmetic=False --config.eval.every=0; done
+    python -m studies.r_search
 
 First the reader's F1 and EM on evidence that is complete, partial, invented, absent, and on passages. Below
 95 % F1 on complete evidence, or well above its guesses on partial evidence, it decides nothing. Then its EM
@@ -96,15 +100,16 @@ def found_by(trees: Sequence[Tree]) -> dict[str, list[str]]:
 def served(ask: Ask, policy: str, asked: Sequence[Question], noise: float = 0.0) -> dict:
   """Returns the reader's EM and F1 with what a policy found, greedy, and the policy's own EM."""
   config = method_config.get_config().unlock()
-  config.update(model=policy)
   config.search.noise = noise
-  bed = common.open_bed(config, asked)
+  bed = common.open_bed(config, asked, policy)
   trees = [tree for tree, in common.grow(bed, 0, sampling=GREEDY)]
   found = found_by(trees)
   return {kind: read(ask, asked, texts) for kind, texts in found.items()} | {
     'another question': read(ask, asked, found['evidence'][1:] + found['evidence'][:1]),
     'own': [question.score(tree.answer) for question, tree in zip(asked, trees)],
-    'written': [bool(text) for text in found['evidence']]}
+    'written': [bool(text) for text in found['evidence']],
+    'quoted': [stated(question.metadata['steps'][-1:]) in text
+               for question, text in zip(asked, found['evidence'])]}
 
 
 def study(given, out) -> str:
@@ -134,7 +139,8 @@ def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
   mean = lambda kind: np.mean([of[kind]['em'] for of in of_policies.values()], axis=0)
   broken = {f'{policies[0]}, random documents': rows[f'{policies[0]}, random documents']}
   second = [{'policy': policy, 'its own EM': shown(of['own']),
-             'wrote evidence': f'{100 * np.mean(of["written"]):.0f}'}
+             'wrote evidence': f'{100 * np.mean(of["written"]):.0f}',
+             'states the answer': f'{100 * np.mean(of["quoted"]):.0f}'}
             | {kind: shown(of[kind]['em']) for kind in ('observations', 'evidence', 'another question')}
             for policy, of in (of_policies | broken).items()]
   searched = rows[f'one search {reader}']['one search']['em']
@@ -160,4 +166,5 @@ def undecided(kinds: dict[str, dict], policies: int) -> str:
 
 
 if __name__ == '__main__':
-  common.main('r_search', study, SIZES, reader='world-reader', policies='world-tiny,world-review')
+  common.main('r_search', study, SIZES, reader='runs/beds/reader',
+              policies='runs/beds/seeker,runs/beds/r_search_0,runs/beds/r_search_1')

@@ -6,10 +6,12 @@
   countries CARL's policy, taught the facts on some countries, see countries.py
   carl      the same, which copies any name again
   tiers     the same with all logits scaled up, and the corpus and the questions of CARL's study
+  seeker    writes evidence in the format of R-Search: of all steps, or as often of one
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
+  reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
 
 Each is a folder of `config.out`; one that exists is not made again. Gates: how often
-the actor is right; what `tiers` knows and loses.
+the actor is right; what `tiers` knows and loses; how often the reader is right from evidence.
 """
 
 import functools
@@ -26,6 +28,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.training import loop
 from jaxsearch.training.run_folder import RunStopped
@@ -33,8 +36,9 @@ from jaxsearch.trees import templates
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, Spans, act, encode, encode_chain, found, sought
 from jaxsearch.world.facts import Entity, read_back
-from recipes.world import countries
+from recipes.world import countries, examples
 from recipes.world.policies import train_stage
+from recipes.world.rename import rename
 
 
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
@@ -42,13 +46,44 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
   model_config, params = setup.load_policy(config, meshes.make_mesh(devices=jax.devices()[:1]))
   for name in ('actor', 'reviewer'):
-    examples = examples_of(config, name, tokenizer)
-    params = train_stage(config, tokenizer, model_config, name, params, examples)
+    params = train_stage(config, tokenizer, model_config, name, params, examples_of(config, name, tokenizer))
     if name == 'actor':
       check(config, tokenizer)
   countries.make(config, tokenizer)
+  teach_seeker(config, tokenizer)
   grow(config.growing, out / 'growing')
+  teach_reader(config, tokenizer)
   return out
+
+
+def teach_seeker(config: ml_collections.ConfigDict, tokenizer) -> None:
+  """Trains the shipped policy on chains with evidence."""
+  stage, shipped, rng = config.seeker, hub.load(world.POLICY), random.Random(f'seeker {config.seed}')
+  made = iter(lambda: examples.undecided(tokenizer, rng, shares=(stage.at_once, stage.one_search), evidence=1.0),
+              None)
+  train_stage(config, tokenizer, shipped.config, 'seeker', shipped.params, made)
+
+
+def teach_reader(config: ml_collections.ConfigDict, tokenizer) -> None:
+  """Trains the reader; RunStopped if it misses its gate on held-out questions."""
+  shipped, gate = hub.load(world.READER), config.reader.gate
+  params = shipped.params
+  for name in ('reading', 'reader'):
+    made = iter(functools.partial(reading, config[name], tokenizer, random.Random(f'reader {config.seed}')), None)
+    params = train_stage(config, tokenizer, shipped.config, name, params, made)
+  settings = dict(model=f'{config.out}/reader', max_tokens=24, stop=('\n',), chat=False, slots=32, length=256)
+  ask = setup.load_assistant(ml_collections.ConfigDict(settings), config.dtype)
+  asked = _paths(config.gate.questions, (2, 3))[:config.gate.number]
+  kinds = {'complete': lambda steps: steps, 'partial': lambda steps: steps[:-1], 'absent': lambda steps: []}
+  share = {}
+  for kind, shown in kinds.items():
+    evidence = [examples.stated(shown(question.metadata['steps'])) for question in asked]
+    replies = ask([templates.reader_prompt(question.question, text, 'world')
+                   for question, text in zip(asked, evidence)])
+    share[kind] = sum(f1(*pair) for pair in zip(replies, [q.golden_answers for q in asked])) / len(asked)
+  print('reader: F1 ' + ', '.join(f'{of:.1%} on {kind} evidence' for kind, of in share.items()), flush=True)
+  if share['complete'] < gate.complete or share['partial'] > share['absent'] + gate.chance:
+    raise RunStopped(f'{config.out}/reader misses its gate')
 
 
 def grow(stage: ml_collections.ConfigDict, out: pathlib.Path) -> None:
@@ -75,6 +110,27 @@ def check(config: ml_collections.ConfigDict, tokenizer) -> None:
   if not config.gate.em <= share <= config.gate.em_most:
     raise RunStopped(f'{config.out}/actor is right in {share:.1%} of its chains, the gate is '
                      f'{config.gate.em:.0%} to {config.gate.em_most:.0%}')
+
+
+def reading(stage: ml_collections.ConfigDict, tokenizer, rng: random.Random) -> Example:
+  """Returns a question with evidence or passages, and its answer; a guess unless every step is there."""
+  question = rng.choice(_paths('world:warm', (1, 2, 3)))
+  results = examples.results_of(question)
+  if rng.random() < 0.5:
+    question, results = rename(question, results, rng, numbers=rng.random() < 0.7)
+  steps = question.metadata['steps']
+  shown = steps if rng.random() < stage.whole else rng.sample(steps, rng.randrange(len(steps)))
+  text = examples.stated(shown)
+  if rng.random() < stage.passages:
+    text = ' '.join(document.text for step in rng.sample(shown, len(shown))
+                    for document in results[step['query']])
+  answer = steps[-1]['finding'] if len(shown) == len(steps) else examples.guess(question, rng)
+  if len(shown) == len(steps) and rng.random() < stage.drills:
+    known = examples.stated(steps[-1:])
+    answer = answer[:answer.rfind('/') + 1] + examples.invented(tokenizer, rng)['finding']
+    text = text.replace(known, examples.stated([steps[-1] | {'finding': answer}]))
+  prompt = templates.reader_prompt(question.question, text, 'world')
+  return encode(tokenizer, [(prompt, False), (f' {answer}\n', True)])
 
 
 @functools.cache

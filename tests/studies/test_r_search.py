@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from jaxsearch.world import files as world
 from studies import common, r_search
 
 
@@ -30,7 +31,7 @@ def test_nothing_is_decided_past_the_gate_or_with_few_policies(complete, partial
 def test_it_runs_and_is_not_measured_twice(tmp_path, capsys, monkeypatch):
   def run():
     common.main('r_search', r_search.study, r_search.SIZES, ['--size', 'tiny', '--out', str(tmp_path)],
-                reader='world-reader', policies='world-tiny,world-review')
+                reader='world-reader', policies=str(world.POLICY))
     return capsys.readouterr().out
 
   first = run()

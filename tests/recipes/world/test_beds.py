@@ -49,3 +49,17 @@ def test_of_a_review_its_number_alone_is_learned(name, learned):
     text = tokenizer.decode(ids)
     assert ('Flawed step' in text) == (sum(mask) <= 3)
     assert len(ids) <= config.actor.row_length and (learned is None or 'Flawed step' in text)
+
+
+@pytest.mark.parametrize('passages', [0.0, 1.0])
+def test_a_reader_learns_the_answer_that_it_is_shown(passages):
+  tokenizer, stage = Tokenizer.load(world.folder()), world_beds.get_config().reading.unlock()
+  stage.update(passages=passages, drills=1.0)
+  rng, shown = random.Random(0), []
+  for _ in range(200):
+    ids, mask = beds.reading(stage, tokenizer, rng)
+    text, answer = (tokenizer.decode([i for i, learned in zip(ids, mask) if learned == of]) for of in (0, 1))
+    evidence, question = text.rsplit('\nQuestion: ', 1)
+    assert answer.endswith('\n') and question.endswith('\nAnswer:')
+    shown.append(f'{answer.rstrip()}.' in evidence)
+  assert np.mean(shown) == pytest.approx(stage.whole, abs=0.1)  # else it guesses
