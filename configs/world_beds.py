@@ -48,7 +48,7 @@ def get_config():
     blank=False,                     # whether a context that lost what was asked says so
   )
   config.carl = config.countries.copy_and_resolve_references()
-  config.carl.update(updates=120, rows=6, blank=True, learning_rate=6e-4, statements=0.3, forced=0.1,
+  config.carl.update(updates=150, rows=6, learning_rate=6e-4, statements=0.3, forced=0.1,
                      episodes=0.2, drills=0.2)
   config.carl.sharpen = 1.3            # factor of all logits afterwards, as in world_policy.py
   # Lowest and highest: right closed-book on known countries, and on unknown ones for any attribute; contexts that lose what was

@@ -264,13 +264,13 @@ def report(questions, rows) -> str:
   contrasts = {
     'squared error, λ = 1 - λ = 0': (gap('λ = 1', 'λ = 0'), MARGIN),
     'AUC, curated - random': (differ(auc, MAIN, RANDOM), 0.05)} | {name: (of, None) for name, of in {
+      'squared error, no credit - λ = 0': gap('no credit', 'λ = 0'),
       'squared error, tokens (λ = 1) - λ = 0, frozen': gap('tokens, λ = 1', f'λ = 0, {FROZEN}'),
       'squared error, GRPO - λ = 0': gap('GRPO', 'λ = 0'),
       'squared error, λ = 0.5 - λ = 0': gap('λ = 0.5', 'λ = 0'),
       'squared error, 8 continuations - critic, λ = 0': gap('Monte Carlo', 'λ = 0'),
       # With R at its mean, what is left of λ = 1 is the error of the baseline.
       'squared error, λ = 1 less the noise of R - λ = 0': states.mean(of_critic[MAIN] - errors['λ = 0']),
-      'squared error, λ = 1 - λ = 0, no warm-up': gap(f'λ = 1, {NONE}', f'λ = 0, {NONE}'),
       'rank correlation, λ = 0 - λ = 1': differ(rank, 'λ = 0', 'λ = 1'),
       'AUC, curated - random, frozen': differ(auc, FROZEN, RANDOM_FROZEN),
       'AUC, shared - frozen': differ(auc, MAIN, FROZEN),

@@ -47,7 +47,7 @@ def test_a_context_loses_what_was_found_as_often_as_said():
   tokenizer, rng = Tokenizer.load(world.folder()), random.Random(0)
   contexts = []
   for _ in range(150):
-    tree = countries.episode(tokenizer, rng, known=True, calls=True, template='world_carl', blank=True)
+    tree = countries.episode(tokenizer, rng, known=True, calls=True, template='world_carl', blank=False)
     finding = tree.question.metadata['steps'][0]['finding']
     contexts += [finding not in node.text for node in tree.walk() if node.role.value == 'context']
   assert sum(contexts) / len(contexts) == pytest.approx(countries.LOST, abs=0.1)
