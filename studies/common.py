@@ -127,10 +127,14 @@ def interval(of: Estimate, scale: float = 1, digits: int = 1) -> str:
 
 
 def verdicts_of(contrasts: Mapping[str, tuple[Estimate, float | None]], unit: str, scale: float = 1,
-                digits: int = 1) -> str:
-  """Returns the Markdown table of `decide`, differences times `scale` in `unit`."""
+                digits: int = 1, why: str = '') -> str:
+  """Returns the Markdown table of `decide`, differences times `scale` in `unit`.
+
+  Where a bed misses its gate, `why` says so in place of verdicts.
+  """
   return table([{'contrast': row['contrast'], unit: interval(contrasts[row['contrast']][0], scale, digits),
-                 'p (Holm)': row['corrected'], 'verdict': row['verdict']} for row in decide(contrasts)])
+                 'p (Holm)': row['corrected'], 'verdict': row['verdict'] and (why or row['verdict'])}
+                for row in decide(contrasts)])
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -168,6 +172,7 @@ def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
   for flag, default in options.items():
     parser.add_argument(f'--{flag}', default=default)
   given = parser.parse_args(arguments)
+  jax.config.update('jax_compilation_cache_dir', jax.config.jax_compilation_cache_dir or '.jax_cache')
   vars(given).update(sizes[given.size])
   out = given.out or (RUNS if given.size == full else 'runs/studies')
   print(study(given, pathlib.Path(out) / f'{name}.jsonl'))

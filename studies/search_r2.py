@@ -36,6 +36,7 @@ STRATEGIES = {  # name -> (which drafts are rejected, where they are cut)
 }
 CUT, RANDOM, SCRATCH = list(STRATEGIES)[1:4]
 MARGIN = 0.03  # of EM
+LOCATED = 0.5  # the gate: how often the taught reviewer cuts a wrong draft at its first flaw
 
 
 def first_flaw(tree, leaf) -> int:
@@ -222,11 +223,19 @@ def report(notes, number, rows) -> str:
     'form alone: its cut over a random cut': (gap(on('own', trim['own']), on('own', cuts['random'])), None),
   }
   astray, of = np.mean((0 < flaw) & (flaw <= HOPS)), lambda name: f'{100 * rows[name]["em"]:.1f} %'
+  share = lambda of, where: f'{100 * of[where].mean():.0f}'
+  at_flaw = {name: (of * cuts['oracle']).sum(axis=1) for name, of in (trim | {'random': cuts['random']}).items()}
+  of_reviewers = [{'%': name, 'rejects right drafts': share(1 - accept[name], flaw == 0),
+                   'rejects wrong ones': share(1 - accept[name], flaw > 0),
+                   'cuts wrong ones at the first flaw': share(at_flaw[name], flaw > 0),
+                   'a random cut does': share(at_flaw['random'], flaw > 0)} for name in REVIEWERS]
+  missed = at_flaw['taught'][flaw > 0].mean() < LOCATED
   about = (f'{number} questions x {len(notes) // number} drafts: {100 * rewards.mean():.1f} % right, '
            f'{100 * astray:.1f} % astray at a search. Gold chains: {of("gold chains")}; random documents: '
            f'{of("random documents")}.')
-  return '\n\n'.join([about, common.table(of_rows), common.table(of_terms),
-                      common.verdicts_of(contrasts, 'points of EM', 100)])
+  return '\n\n'.join([about, common.table(of_reviewers), common.table(of_rows), common.table(of_terms),
+                      common.verdicts_of(contrasts, 'points of EM', 100,
+                                         why='undecided: the reviewer misses its gate' * bool(missed))])
 
 
 if __name__ == '__main__':
