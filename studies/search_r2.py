@@ -27,7 +27,7 @@ from studies import common
 from studies.common import cost, over_units
 
 HOPS, REVISIONS = 3, 4
-SIZES = {'full': {'number': 400, 'seeds': 2, 'copies': 5}, 'tiny': {'number': 3, 'seeds': 1, 'copies': 2}}
+SIZES = {'full': {'number': 400, 'seeds': 1, 'copies': 5}, 'tiny': {'number': 3, 'seeds': 1, 'copies': 2}}
 REVIEWERS = {'own': 'policy', 'taught': 'frozen'}
 STRATEGIES = {  # name -> (which drafts are rejected, where they are cut)
   'own review, own cut': ('own', 'trim'), 'taught review, its cut': ('taught', 'trim'),
