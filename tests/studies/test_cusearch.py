@@ -17,10 +17,10 @@ def test_the_deepest_half_of_each_question_is_kept():
 
 
 def test_a_start_is_the_checkpoint_before_the_row_of_its_depth(tmp_path):
-  rows = [{'step': step, 'searches': depth} for step, depth in ((1, 0.6), (2, 0.7), (3, 1.1), (4, 1.6))]
+  rows = [{'step': step, 'searches': depth} for step, depth in ((1, 0.6), (2, 0.9), (3, 1.2), (4, 1.6))]
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))
-  assert cusearch.start_of(str(tmp_path), 0.65).endswith('checkpoints/1')  # the shipped weights are in none
-  assert cusearch.start_of(str(tmp_path), 1.5).endswith('checkpoints/3')
+  starts = [cusearch.start_of(str(tmp_path), depth) for depth in cusearch.STARTS]
+  assert starts == ['', f'{tmp_path}/checkpoints/1', f'{tmp_path}/checkpoints/3']
 
 
 @pytest.mark.slow
