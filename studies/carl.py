@@ -112,20 +112,20 @@ def study(given, out) -> str:
   """Measures what is missing and returns the tables."""
   config = countries.bed_config(given.bed)
   questions = countries.questions('held_out')[:given.number]
-  bed = common.open_bed(config, questions)
+  bed = functools.cache(lambda: common.open_bed(config, questions))  # rows that are there need none
   plain = setup.bind_grow(config)
   folder = pathlib.Path(given.critics)
 
   @functools.cache
   def rollouts():  # those that `truth` continues from: what a tree draws depends on its number alone
-    trees = [tree for tree, in common.grow(bed, 0, own=plain)]
+    trees = [tree for tree, in common.grow(bed(), 0, own=plain)]
     for tree in trees:
       tree.reward = carl.reward(tree)
     return trees
 
   def truth():
     own = functools.partial(grow, rollout=plain, copies=given.copies, settings=config.grow)
-    trees = [tree for tree, in common.grow(bed, 0, own=own)]
+    trees = [tree for tree, in common.grow(bed(), 0, own=own)]
     lost = [not answer_found(tree.question.golden_answers, span.data['context']) for tree in trees
             for span in segments(tree) if span.data['segment'] == 'assimilate'] or [0]
     return {'outcomes': [[''.join(map(str, span.data['outcomes'])) for span in segments(tree)]
@@ -134,7 +134,7 @@ def study(given, out) -> str:
             'rewards': [carl.reward(tree) for tree in trees]}
 
   def others():
-    groups = common.grow(bed, 1, copies=given.group - 1, own=plain)
+    groups = common.grow(bed(), 1, copies=given.group - 1, own=plain)
     return {'rewards': [[carl.reward(tree) for tree in group] for group in groups]}
 
   def critic(name):

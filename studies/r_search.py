@@ -29,7 +29,7 @@ from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role, Tree, spans
 from jaxsearch.world import chains, files
-from jaxsearch.world.facts import sentence
+from recipes.world.examples import stated
 from studies import common
 
 HOPS = (2, 3)
@@ -44,11 +44,6 @@ def questions(number: int) -> list[Question]:
   """Returns the first held-out questions that follow one path and whose answer is not soon guessed."""
   asked = common.paths('world:test', HOPS) + common.paths('world:dev', HOPS)
   return [question for question in asked if question.metadata['answer_type'] != GUESSABLE][:number]
-
-
-def stated(steps: Sequence[dict]) -> str:
-  """States what the documents say about steps, a sentence each, in their words."""
-  return ' '.join(sentence(step['attribute'], step['query'], step['finding']) for step in steps)
 
 
 def evidence_of(question: Question, rng: random.Random) -> dict[str, str]:
@@ -150,11 +145,9 @@ def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
     'evidence - one search': (common.over_units(mean('evidence') - np.array(searched)), None),
     'evidence - alone': (common.over_units(mean('evidence') - np.array(kinds['absent']['em'])), None),
     'gold - evidence': (common.over_units(np.array(kinds['complete']['em']) - mean('evidence')), None)}
-  third = [{"reader's EM, points": row['contrast'], 'verdict': row['verdict'] and (why or row['verdict']),
-            'difference': common.interval(contrasts[row['contrast']][0], 100)}
-           for row in common.decide(contrasts)]
+  third = common.verdicts_of(contrasts, "points of the reader's EM", 100, why=why)
   return '\n\n'.join([common.table(first), f'One search for the question: {shown(searched)} % EM.',
-                      common.table(second), common.table(third)])
+                      common.table(second), third])
 
 
 def undecided(kinds: dict[str, dict], policies: int) -> str:

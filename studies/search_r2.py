@@ -153,15 +153,15 @@ def study(given, out) -> str:
   config.model, config.grow.max_turns, config.sampler.length = given.actor, HOPS + 1, 1024  # with reviews
   config.refiner.update(model=given.reviewer, slots=32)
   questions = (common.paths('world:test', [HOPS]) + common.paths('world:rl', [HOPS]))[:given.number]
-  bed = common.open_bed(config, questions)
+  bed = functools.cache(lambda: common.open_bed(config, questions))  # rows that are there need none
 
   def drafts(seed):
     own = functools.partial(grow, copies=given.copies)
-    return {'drafts': [tree.root.data['notes'] for tree, in common.grow(bed, seed, own=own)]}
+    return {'drafts': [tree.root.data['notes'] for tree, in common.grow(bed(), seed, own=own)]}
 
   def control(own, noise):
     config.search.noise = noise
-    trees = common.grow(bed, 100, own=own, tools=setup.open_tools(config))
+    trees = common.grow(bed(), 100, own=own, tools=setup.open_tools(config))
     return {'em': float(np.mean([tree.question.score(tree.answer) for tree, in trees]))}
 
   plain = setup.bind_grow(config, max_revisions=0)

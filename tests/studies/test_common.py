@@ -1,6 +1,11 @@
 """Budgets, intervals, verdicts and files of the studies."""
 
 import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -60,3 +65,13 @@ def test_a_size_sets_what_is_measured_and_the_flags_the_rest(tmp_path, capsys):
   common.main('it', study, sizes, [], policy='ours')
   assert capsys.readouterr().out.splitlines() == [
     f'1 mine {tmp_path}/it.jsonl', '9 ours docs/claims/runs/it.jsonl']
+
+
+@pytest.mark.parametrize('name', [path.stem for path in sorted(common.RUNS.glob('*.jsonl'))])
+def test_the_rows_of_a_study_print_its_tables_without_its_beds(name, tmp_path):
+  (tmp_path / 'docs/claims').mkdir(parents=True)
+  shutil.copytree(common.RUNS, tmp_path / common.RUNS)
+  ran = subprocess.run([sys.executable, '-m', f'studies.{name}'], cwd=tmp_path, capture_output=True, text=True,
+                       env=os.environ | {'PYTHONPATH': str(pathlib.Path.cwd())})
+  assert ran.returncode == 0 and '| verdict |' in ran.stdout, ran.stderr
+  assert (tmp_path / common.RUNS / f'{name}.jsonl').read_bytes() == (common.RUNS / f'{name}.jsonl').read_bytes()
