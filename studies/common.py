@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import datetime
 import pathlib
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -175,4 +176,7 @@ def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
   jax.config.update('jax_compilation_cache_dir', jax.config.jax_compilation_cache_dir or '.jax_cache')
   vars(given).update(sizes[given.size])
   out = given.out or (RUNS if given.size == full else 'runs/studies')
-  print(study(given, pathlib.Path(out) / f'{name}.jsonl'))
+  try:
+    print(study(given, pathlib.Path(out) / f'{name}.jsonl'))
+  except FileNotFoundError as missing:
+    sys.exit(f'{missing}\nThe head of studies/{name}.py says how to make the bed.')

@@ -75,3 +75,10 @@ def test_the_rows_of_a_study_print_its_tables_without_its_beds(name, tmp_path):
                        env=os.environ | {'PYTHONPATH': str(pathlib.Path.cwd())})
   assert ran.returncode == 0 and '| verdict |' in ran.stdout, ran.stderr
   assert (tmp_path / common.RUNS / f'{name}.jsonl').read_bytes() == (common.RUNS / f'{name}.jsonl').read_bytes()
+
+
+def test_a_bed_that_is_missing_ends_in_a_line(tmp_path):
+  def study(given, out):
+    return (tmp_path / given.bed).read_text()
+  with pytest.raises(SystemExit, match='(?s)nowhere.*head of studies/carl.py'):
+    common.main('carl', study, {'full': {}}, ['--out', str(tmp_path)], bed='nowhere')
