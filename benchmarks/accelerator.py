@@ -17,12 +17,13 @@ each wait for their results; shares are of the limits that the same call measure
           those without; an update with attention=auto beside one with attention=dense; an update compiled,
           then read from the compilation cache as by a process that starts again, and whether both give the
           same bits (--deterministic=1: as with config.xla_deterministic)
-  decode  a token of all slots at each length, a prefill, the host's share of a span
+  decode  a token of all slots at each length and what its kernels take, a prefill, the host's share of a span
   update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
           then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded
           world, the third of which compiles nothing (--ahead=1: with rollouts one step ahead, on several
           devices)
 
+Without Monty's runtime MONTY_BIN must be set, to any path: no program is run.
 A bare machine with Python 3.12, and JAX 0.11 with its plugin and what JAX needs (numpy, scipy, …), needs a
 checkout in PYTHONPATH and 55 wheels, 58 MiB in all for Linux on x86-64, installed with `pip install
 --no-deps` at the versions of launch/constraints.txt; their MiB:
@@ -242,8 +243,10 @@ def decode(args, results: Results) -> None:
     assert (decode()[2] == engine.segment_steps).all()
     times = timed(decode, per=engine.segment_steps)
     moved = weights + len(paths) * (length + engine.segment_steps / 2) * entry
-    launches = kernels(decode)['launches'] / engine.segment_steps
-    return times | {'bandwidth_share': share(moved, times), 'launches_a_token': launches}
+    print(f'token: {line(times)}', file=sys.stderr, flush=True)  # before a trace, which some machines refuse
+    spent = {name: value / engine.segment_steps for name, value in kernels(decode).items()}
+    return times | {'bandwidth_share': share(moved, times), 'launches_a_token': spent.pop('launches'),
+                    'kernels_a_token': spent}
 
   def prefill():
     n, counts = list(engine._counts.items())[-1]
@@ -285,6 +288,7 @@ def policy_update(args, results: Results) -> dict:
     return figures
 
   times, peak = timed(step), jax.devices()[0].memory_stats()
+  print(f'update: {line(times)}', file=sys.stderr, flush=True)  # before a trace, which some machines refuse
   times['kernels'] = kernels(step)
   needed = train_step.needed_flops(data, dataclasses.asdict(config)) / times['ms_least'] / 1e9
   return times | {

@@ -28,6 +28,8 @@ REPEATS = 5
 STEPS = 20       # of decode attention in one program, which is too short to be timed alone
 SIBLINGS = 5
 DRAFTED = 3      # tokens a step
+# Of references: of one that it was to tune, an H100 compiled the unrolled blocks for 89 s.
+UNTUNED = {'compiler_options': {'xla_gpu_autotune_level': 0}}
 
 
 def timed(function, repeats: int = REPEATS, per: int = 1) -> dict[str, float]:
@@ -77,6 +79,18 @@ def within(errors: dict[str, float], limit: float = LIMIT) -> dict[str, float]:
   return errors
 
 
+def with_gradients(attention):
+  """Returns a function of (q, k, v, gradient of the result, ...) that returns the result and gradients."""
+  def run(q, k, v, gradient, *rest):
+    result, backward = jax.vjp(lambda *given: attention(*given, *rest), q, k, v)
+    return result, *backward(gradient)
+  return run
+
+
+DENSE = jax.jit(with_gradients(dense_attention))  # both are compiled once for all rows of a shape
+REFERENCE = jax.jit(with_gradients(dense_attention), **UNTUNED)
+
+
 def rows_kernel(config, length: int, tflops: float, attention: str = 'auto') -> dict:
   """Attention over a chain and over siblings that share a prompt, or with 'flash' stand beside it: results,
   gradients, times."""
@@ -96,17 +110,10 @@ def rows_kernel(config, length: int, tflops: float, attention: str = 'auto') -> 
       return flash_attention.over_rows(until, platform, interpret)(q, k, v)
     return tree_attention.over_rows(until, H // K, 2 * h, platform, interpret)(q, k, v)
 
-  dense = functools.partial(dense_attention, visible_until=jnp.asarray(until))
-
-  def both(attention):
-    def run(q, k, v, gradient):
-      result, backward = jax.vjp(attention, q, k, v)
-      return result, *backward(gradient)
-    return jax.jit(run)
-
   with jax.default_matmul_precision('highest'):
-    expected = both(dense)(*(x.astype(jnp.float32) for x in (q, k, v, gradient)))
-  names, kernel, plain = ('result', 'q', 'k', 'v'), both(by_kernel), both(dense)
+    expected = REFERENCE(*(x.astype(jnp.float32) for x in (q, k, v, gradient)), until)
+  names, kernel = ('result', 'q', 'k', 'v'), jax.jit(with_gradients(by_kernel))
+  plain = lambda *given: DENSE(*given, until)
   error = lambda found: differences(**{name: pair for name, *pair in zip(names, found, expected)})
   forward = jax.jit(by_kernel)
   times = {'forward': timed(lambda: forward(q, k, v)), 'both': timed(lambda: kernel(q, k, v, gradient))}
@@ -130,7 +137,7 @@ def paged_kernel(config, slots: int, length: int, gbytes: float, n: int = 1) -> 
   table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
   lengths = np.linspace(0, length - n, slots).astype(np.int32)
 
-  @jax.jit
+  @functools.partial(jax.jit, **UNTUNED)
   def dense(*arrays):
     wide = jax.tree.map(lambda x: x.astype(jnp.float32), arrays)
     with jax.default_matmul_precision('highest'):

@@ -14,16 +14,16 @@ import ml_collections
 
 PHASES = {'rollout': ('prefill', 'decode'), 'score': ('score', 'values'), 'update': ('update', 'critic')}
 
-# No device has run this code.
+# What one H100 took (benchmarks/RESULTS.md#on-an-h100), and what no device has measured yet.
 CALIBRATION = {
-  'products': 0.5,      # of the peak; assumed
+  'products': 0.6,      # of the peak: an update of Qwen2.5-1.5B, recomputation counted; a prefill had 0.77
+  'memory': 0.67,       # of the bandwidth: decoding with Qwen2.5-3B; with the kernels' floor to 5 % at 3 lengths
   'collective': 10e-6,  # seconds at least; assumed
   # Of a layer that decodes a token on GPUs, without collectives: counted in what is compiled for H100, split
   # heads or not (tests/sampler/test_kernels.py). The 25 to 30 outside layers are not counted.
   'kernels': 16,
-  # Seconds to launch one: 4 to 6 by susun-blog.com/blog/pegainfer-3-cuda-graph, fewer in a graph.
-  'kernel': 4e-6,
-  'span': 0.77e-3,      # seconds of a host, one policy span after the other; benchmarks/host.py on a busy CPU
+  'kernel': 4e-6,       # seconds at least; those of that decode
+  'span': 0.98e-3,      # seconds of that host, one policy span after the other, calls of prefills included
   'search': 0.1,        # seconds, sampler.tool_workers at a time; assumed, configs do not say it
   # Bytes a second of a shared disk: Filestore High Scale, 10 TiB;
   # cloud.google.com/filestore/docs/performance
@@ -122,10 +122,10 @@ def expected(arithmetic: float, memory: float, network: float, collectives: int 
 
   Args:
     collectives: that it waits for.
-    layers: whose kernels a host launches while the device waits.
+    layers: whose kernels follow each other, each of them short.
   """
   floor = collectives * CALIBRATION['collective'] + layers * CALIBRATION['kernels'] * CALIBRATION['kernel']
-  return max(arithmetic / CALIBRATION['products'], memory, network) + floor
+  return max(arithmetic / CALIBRATION['products'], memory / CALIBRATION['memory'], network) + floor
 
 
 def waits(work: Work, *, hosts: int, workers: int, hidden: float = 0.0) -> float:

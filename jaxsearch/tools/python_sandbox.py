@@ -117,7 +117,7 @@ class PythonSandbox:
   def __init__(self, *, seconds: float = 2.0, memory: int = 64, output: int = 4000, workers: int = 4):
     self._limits = {'max_feed_duration_secs': float(seconds), 'max_memory': memory << 20,
                     'max_recursion_depth': 100, 'max_suspensions': CALLS}
-    self._output = output
+    self._output, self._started = output, False
     self._pool = pydantic_monty.Monty(min_processes=0, max_processes=workers)  # they start when needed
     self._pool.__enter__()
 
@@ -142,7 +142,7 @@ class PythonSandbox:
     try:
       with self._pool.checkout(limits=self._limits, os_policy=POLICY,
                                external_modules={'statistics': STATISTICS}) as session:
-        worker = session.worker_pid
+        worker, self._started = session.worker_pid, True
         session.feed_run(_value_kept(code), inputs={'value__': None}, print_callback=show,
                          external_lookup=bounded)
         if not printed:
@@ -151,6 +151,8 @@ class PythonSandbox:
       # The time or memory that it took differs from run to run.
       error = re.sub(r'(limit exceeded): .*', r'\1', failure.display('type-msg'))
     except pydantic_monty.MontyError:  # its worker died; the pool has another
+      if not self._started:  # none has ever lived: $MONTY_BIN is no Monty, and every program would fail
+        raise
       error = 'CrashedError: the program was ended'
     if len(printed) > self._output:
       return printed + '… (output cut)\n'

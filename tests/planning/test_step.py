@@ -90,20 +90,20 @@ def test_seconds_of_phases_add_up():
 
 
 def test_expected_times_have_floors():
-  assert step.expected(1.0, 1.5, 0.2) == 2.0 and step.expected(0.1, 1.5, 0.2) == 1.5
+  assert step.expected(1.2, 0.67, 0.2) == 2.0 and step.expected(0.1, 1.34, 0.2) == 2.0 and step.expected(0, 0, 3) == 3
   # 1.8 ms of memory, 77 collectives of 10 us, 16 kernels of 4 us in each of 36 layers
-  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77, layers=36) == pytest.approx(1.8e-3 + 0.77e-3 + 36 * 64e-6)
-  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77) == pytest.approx(1.8e-3 + 0.77e-3)
+  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77, layers=36) == pytest.approx(1.8e-3 / 0.67 + 0.77e-3 + 36 * 64e-6)
+  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77) == pytest.approx(1.8e-3 / 0.67 + 0.77e-3)
 
 
 def test_the_published_workload():
-  """2,560 chains of 2.5 spans: 6,400 spans of 0.77 ms on hosts, 3,840 searches of 0.1 s, 128 at a time."""
+  """2,560 chains of 2.5 spans: 6,400 spans of 0.98 ms on hosts, 3,840 searches of 0.1 s, 128 at a time."""
   config = load('search_r1_grpo_qwen2_5_3b')
   work = step.published(step.work(config))
   assert (work.decoded, work.prefilled) == (2560 * 250, 512 * 256 + 3840 * 480)
-  assert step.waits(work, hosts=1, workers=128) == pytest.approx(4.928 + 3.0)
-  assert step.waits(work, hosts=2, workers=64) == pytest.approx(2.464 + 3.0)
-  assert step.waits(work, hosts=2, workers=64, hidden=2.0) == pytest.approx(0.464 + 3.0)
+  assert step.waits(work, hosts=1, workers=128) == pytest.approx(6.272 + 3.0)
+  assert step.waits(work, hosts=2, workers=64) == pytest.approx(3.136 + 3.0)
+  assert step.waits(work, hosts=2, workers=64, hidden=2.0) == pytest.approx(1.136 + 3.0)
   assert step.waits(work, hosts=2, workers=64, hidden=20.0) == pytest.approx(3.0)
   calls = step.calls(work, config, scored=1, hosts=1, slots=256, segment=32, prefill=2048)
   assert calls['decode'] == (2500 / 32, 2500)  # ten rounds

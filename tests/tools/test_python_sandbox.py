@@ -5,6 +5,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import psutil
+import pydantic_monty
 import pytest
 
 from jaxsearch.tools.python_sandbox import CALLS, MODULES, PythonSandbox
@@ -109,6 +110,12 @@ def test_programs_share_nothing_and_are_functions_of_their_text(sandbox):
   started = time.monotonic()
   sandbox.run('import time\ntime.sleep(30)')
   assert time.monotonic() - started < 10
+
+
+def test_without_workers_it_is_no_program_that_fails(monkeypatch):
+  monkeypatch.setenv('MONTY_BIN', '/bin/true')
+  with pytest.raises(pydantic_monty.MontyError):
+    PythonSandbox().run('1 + 1')
 
 
 def test_several_programs_run_at_once(sandbox):
