@@ -122,10 +122,10 @@ run**. Memory is what the compiler planned, in GiB a device. One plan in full, w
 
 Seconds of phases are least times (the roofline): what arithmetic, memory or network must take at their
 published rates, every chain as long as its config allows. `expected` is a forecast of the same step:
-products at half of the peak, a floor a token for launches, collectives and syncs, chains in whole rounds of
-slots, the host's time a span (0.77 ms, measured on a CPU) and searches; `published` forecasts Search-R1's 2,560
-chains of 250 generated tokens and 1.5 searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py)
-come from counts of kernels, a benchmark and assumptions, not from a device; judges take no time.
+products at 0.6 of the peak, memory at 0.67 of its bandwidth, a floor a token for short kernels and
+collectives, chains in whole rounds of slots, the host's time a span (0.98 ms) and searches; `published`
+forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5 searches. Their constants (`CALIBRATION` in
+jaxsearch/planning/step.py) come from one H100, searches and collectives from assumptions; judges take no time.
 
 Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 42 s: rollout 15, score 9,
 update 18 (made 2026-11-25). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
