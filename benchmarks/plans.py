@@ -24,7 +24,8 @@ FIELDS = ('resident', 'load', 'share', 'fits', 'workloads', 'step_seconds', 'adv
 CONFIGS = (
   'search_r1_grpo_qwen2_5_3b', 'cusearch_qwen2_5_3b', 'cusearch_llama3_2_3b', 'cusearch_qwen2_5_7b', 'r_search_qwen2_5_3b',
   'r_search_ppo_qwen2_5_3b', 'slate_qwen2_5_3b', 'slate_qwen2_5_7b', 'search_r2_qwen2_5_7b', 'carl_qwen2_5_3b', 'carl_qwen2_5_7b',
-  *(f'carl_search_r1_qwen2_5:{name}' for name in ('grpo_3b', 'grpo_7b', 'ppo_3b', 'ppo_7b')))
+  *(f'carl_search_r1_qwen2_5:{name}' for name in ('grpo_3b', 'grpo_7b', 'ppo_3b', 'ppo_7b')),
+  'igpo_qwen2_5_3b', 'gigpo_qwen2_5_3b', 'tree_grpo_qwen2_5_3b', 'trace_qwen3_8b')
 TARGETS = ('cuda:h100:2x8', 'tpu:v5p:2x2x4')
 SIZES = ('3b', '7b', '32b')
 SLICES = {  # by devices
@@ -127,8 +128,8 @@ collectives, chains in whole rounds of slots, the host's time a span (0.98 ms) a
 forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5 searches. Their constants (`CALIBRATION` in
 jaxsearch/planning/step.py) come from one H100, searches and collectives from assumptions; judges take no time.
 
-Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 42 s: rollout 15, score 9,
-update 18 (made 2026-11-25). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
+Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 39 s: rollout 16, score 8,
+update 15 (made 2026-11-26). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
 Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights, and
 `published` rollouts take 1.00 (Qwen2.5-3B), 1.13 (Llama-3.2-3B), 1.14 to 1.34 (Qwen2.5-7B) times as long.
@@ -139,9 +140,7 @@ all other programs add less. `share` is the largest sum as a share of the device
 
 Decoding is planned with slots as long as they are on average: its kernel
 (jaxsearch/models/kernels/paged_attention.py) reads each slot's own length. Memory traffic is that of
-matrix products, reductions, slices and kernels; rows made before 2026-11-24 counted more, in the compiled
-text, had a larger cache and have no forecasts; of some made on that day one is missing, since their rounds are
-not whole.
+matrix products, reductions, slices and kernels.
 
 """ + made(plans)
   missing = []
@@ -159,12 +158,12 @@ not whole.
                    f'{held["weights"] + held["cache"]:.1f}', beside('update'), beside('critic'),
                    f'{plan["share"]:.0%}' + ('' if plan['fits'] else ' **too much**'),
                    *(f'{seconds:.0f}' for seconds in plan['workloads']['limits']['roofline_seconds'].values()), bound(plan),
-                   total(plan, 'limits'), total(plan, 'published'), plan['date']])
+                   total(plan, 'limits'), total(plan, 'published')])
       moved.append(plan['decode_traffic'])
     if rows:
       text += f'## {target}\n\n' + table(
         ['config', 'state', 'sampler', 'update', 'critic', 'share', 'rollout s', 'score s', 'update s', 'bound by',
-         'expected s', 'published s', 'made'],
+         'expected s', 'published s'],
         rows)
       text += (f'\nDecoding a token moves {min(moved):.2f} to {max(moved):.2f} times the weights and what is live in '
                'the cache.\n\n')

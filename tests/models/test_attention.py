@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.models.attention import matmul, product
+from jaxsearch.models.attention import dense_attention, matmul, product
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import targets
 
 CPU = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
 SPECS = {'bhts,bshd->bthd': ((2, 3, 5, 7), (2, 7, 3, 4)), 'xn,nm->xm': ((6, 8), (8, 5)),
@@ -58,3 +59,15 @@ def test_cpus_get_products_of_bfloat16_operands():
     assert operands() == {'f32'}
   with meshes.ambient(CPU):
     assert operands() == {'bf16'}
+
+
+def test_blocks_are_few_where_each_takes_seconds_to_compile():
+  row = jax.ShapeDtypeStruct((1, 2048, 2, 16), 'bfloat16')
+  until = jax.ShapeDtypeStruct((1, 2048), 'int32')
+
+  def products(mesh):
+    with meshes.ambient(mesh):
+      return str(jax.make_jaxpr(dense_attention)(row, row, row, until)).count('dot_general')
+
+  assert products(CPU) == 2 * 16
+  assert products(meshes.make_mesh(devices=targets.parse('cuda:h100:1x1').devices())) == 2 * 4
