@@ -2,6 +2,7 @@
 
 import collections
 import functools
+import itertools
 import pathlib
 import statistics
 import tempfile
@@ -28,6 +29,7 @@ REPEATS = 5
 STEPS = 20       # of decode attention in one program, which is too short to be timed alone
 SIBLINGS = 5
 DRAFTED = 3      # tokens a step
+SETTINGS = [*itertools.product((1, 2, 4), (4, 8, 16), (4, 8), (2, 3))]  # of decode attention on GPUs
 # Of references: of one that it was to tune, an H100 compiled the unrolled blocks for 89 s.
 UNTUNED = {'compiler_options': {'xla_gpu_autotune_level': 0}}
 
@@ -165,6 +167,30 @@ def paged_kernel(config, slots: int, length: int, gbytes: float, n: int = 1) -> 
 
   moved, spent = float(lengths.sum()) * K * 2 * h * 2, timed(run, per=times)
   return {'errors': errors, **spent, 'bandwidth_share': moved / spent['ms_least'] / 1e6 / gbytes}
+
+
+def decoding_settings(config, slots: int, length: int, full: int) -> dict[str, float]:
+  """Milliseconds of decode attention with `full` tokens a slot, by its settings: the fastest, then ours."""
+  H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
+  multiple = PAGE * paged_attention.MULTIPLE
+  pages = -(-length // multiple) * paged_attention.MULTIPLE
+  q, *cache = (normal(i, *shape) for i, shape in enumerate(
+    [(slots, H, h)] + [(K, slots * pages + 1, PAGE, h)] * 2))
+  table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
+  lengths = np.full(slots, full, np.int32)
+
+  def ms(settings):
+    attend = functools.partial(paged_attention.for_gpu.paged_attention, **settings,
+                               interpret=jax.default_backend() == 'cpu')
+    turn = lambda _, q: attend(q, *cache, table, lengths).astype(q.dtype)
+    steps = jax.jit(lambda q: jax.lax.fori_loop(0, STEPS, turn, q))
+    return timed(lambda: steps(q), per=STEPS)['ms_least']
+
+  names = 'pages_per_compute_block', 'k_splits', 'num_warps', 'num_stages'
+  spent = {values: ms(dict(zip(names, values))) for values in SETTINGS}
+  best = sorted(spent, key=spent.get)[:3]
+  return {str(dict(zip(names, values))): spent[values] for values in best} | {
+    'ours': ms(paged_attention.DECODING)}
 
 
 def quantised_product(config, kind: str) -> dict:

@@ -25,6 +25,7 @@ MULTIPLE = 16  # pages in the table of a sequence, and of a block of keys on TPU
 QUERIES = 32  # tokens of a block of queries in a prefill on TPUs, as in most of the kernel's tuned sizes
 GATHERED = 16  # new tokens of a sequence, from which pages are gathered on GPUs
 KERNELS = {'tpu': 'tpu', 'gpu': 'gpu'}  # by platform
+DECODING = dict(pages_per_compute_block=2, k_splits=8)  # on GPUs; benchmarks/accelerator.py times others
 
 
 def pool_shapes(platform: str | None, heads: int, pages: int, page: int, head_dim: int, split: int = 1):
@@ -93,8 +94,7 @@ def attend(q, k, v, pool, starts, table, *, platform: str, mesh: Mesh | None = N
     starts, table = (starts[:, None] + jnp.arange(n)).ravel(), jnp.repeat(table, n, axis=0)
   q = q[:, 0] if n == 1 else q.reshape(-1, H, h)
   q = jnp.pad((q * h**-0.5).astype(q.dtype), ((0, 0), (0, 0), (0, width - h)))  # it does not scale
-  out = for_gpu.paged_attention(q, *pool, table, starts + 1, pages_per_compute_block=2, k_splits=8,
-                                interpret=interpret)
+  out = for_gpu.paged_attention(q, *pool, table, starts + 1, interpret=interpret, **DECODING)
   return out[:, None, :, :h] if n == 1 else out[..., :h].reshape(-1, n, H, h), pool
 
 
