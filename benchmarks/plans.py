@@ -16,8 +16,6 @@ import pathlib
 import subprocess
 import sys
 
-from jaxsearch.parallel.targets import DEVICES
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PLANS = ROOT / 'benchmarks' / 'plans.jsonl'
 FIELDS = ('resident', 'load', 'share', 'fits', 'workloads', 'step_seconds', 'advice', 'decode_traffic')  # for the pages
@@ -122,11 +120,13 @@ run**. Memory is what the compiler planned, in GiB a device. One plan in full, w
 `jaxsearch plan --config configs/NAME.py --target TARGET`.
 
 Seconds of phases are least times (the roofline): what arithmetic, memory or network must take at their
-published rates, every chain as long as its config allows. `expected` is a forecast of the same step:
-products at 0.6 of the peak, memory at 0.67 of its bandwidth, a floor a token for short kernels and
-collectives, chains in whole rounds of slots, the host's time a span (0.98 ms) and searches; `published`
-forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5 searches. Their constants (`CALIBRATION` in
-jaxsearch/planning/step.py) come from one H100, searches and collectives from assumptions; judges take no time.
+published rates (`DEVICES` in jaxsearch/parallel/targets.py, with sources), every chain as long as its config
+allows. `expected` is a forecast of the same step: products at 0.6 of the peak, memory at 0.67 of its
+bandwidth, a floor a token for short kernels and collectives, chains in whole rounds of slots, the host's time
+a span (0.98 ms) and searches; `published` forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5
+searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py) come from one H100
+([figures](../benchmarks/RESULTS.md#on-an-h100), memory as planned), searches and collectives from assumptions;
+judges take no time.
 
 Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 39 s: rollout 16, score 8,
 update 15 (made 2026-11-26). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
@@ -168,11 +168,8 @@ matrix products, reductions, slices and kernels.
       text += (f'\nDecoding a token moves {min(moved):.2f} to {max(moved):.2f} times the weights and what is live in '
                'the cache.\n\n')
   if missing:
-    text += f'Not planned yet: {len(missing)} of {len(CONFIGS) * len(TARGETS)}. The command above goes on where it stopped.\n\n'
-  return text + '## Devices, as published\n\n' + table(['device', 'memory GiB', 'memory GB/s', 'bf16 TFLOP/s', 'links GB/s',
-                                                        'network GB/s', 'source'], [
-    [f'`{name}`', f'{one.memory / GIB:.1f}', f'{one.bandwidth / 1e9:.0f}', f'{one.flops / 1e12:.0f}', f'{one.links / 1e9:.0f}',
-     f'{one.network / 1e9:.0f}' if one.network else '', one.source] for name, one in DEVICES.items()])
+    text += f'Not planned yet: {len(missing)} of {len(CONFIGS) * len(TARGETS)}. The command above goes on where it stopped.\n'
+  return text
 
 
 def scaling_page(plans):
