@@ -13,6 +13,7 @@ import datetime
 import importlib.metadata
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -132,7 +133,7 @@ Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `publish
 update 15 (made 2026-11-26). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
 Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights, and
-`published` rollouts take 1.00 (Qwen2.5-3B), 1.13 (Llama-3.2-3B), 1.14 to 1.34 (Qwen2.5-7B) times as long.
+`published` rollouts take 1.06 (Qwen2.5-3B), 1.36 (Llama-3.2-3B), 1.36 to 1.70 (Qwen2.5-7B) times as long.
 
 `state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights and
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
@@ -180,8 +181,7 @@ def scaling_page(plans):
 Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py)
 with other models, one training row a device, and 256 slots a host or as many as fit. **Nothing was run**;
 `step s` is the roofline, as in [plans.md](plans.md). `next limit`: the longest phase and what it is bound by,
-or what does not fit. A TPU's compiler refuses a program that is larger than its memory: then there are no
-seconds.
+or what does not fit; `too much` the compiler refused.
 
 """ + made(plans, scaling=True)
   rows = []
@@ -193,7 +193,7 @@ seconds.
           figures = (['too much', ''] if plan['step_seconds'] is None else
                      [f'{plan["share"]:.0%}', f'{plan["step_seconds"]:.0f}'])
           rows.append([f'{size.upper()}, {devices} x {target.rsplit(":", 1)[0]}', f'{slots(size, devices, target)}', *figures,
-                       bound(plan) if plan['fits'] else f'does not fit: {plan["advice"]}'])
+                       bound(plan) if plan['fits'] else f'does not fit: {re.split("[:;]", plan["advice"])[0]}'])
   planned = len(SIZES) * sum(map(len, SLICES.values()))
   if len(rows) < planned:
     text += f'Not planned yet: {planned - len(rows)} of {planned}.\n\n'

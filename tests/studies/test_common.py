@@ -67,7 +67,8 @@ def test_a_size_sets_what_is_measured_and_the_flags_the_rest(tmp_path, capsys):
     f'1 mine {tmp_path}/it.jsonl', '9 ours docs/claims/runs/it.jsonl']
 
 
-@pytest.mark.parametrize('name', [path.stem for path in sorted(common.RUNS.glob('*.jsonl'))])
+@pytest.mark.parametrize('name', [  # of the pilot a row is hours of training, and some may be missing
+  path.stem for path in sorted(common.RUNS.glob('*.jsonl')) if path.stem != 'pilot'])
 def test_the_rows_of_a_study_print_its_tables_without_its_beds(name, tmp_path):
   (tmp_path / 'docs/claims').mkdir(parents=True)
   shutil.copytree(common.RUNS, tmp_path / common.RUNS)

@@ -252,10 +252,10 @@ def test_a_dense_index_is_searched_on_the_devices_that_train(start, tmp_path):
   assert_alike(tmp_path / 'one', tmp_path / 'two', 2)
 
 
-METHODS = (
+METHODS = (  # of IGPO's gains apart, a thousandth here, the deviation is hardly above rounding
   ('cusearch', 'credit.strategy="auto"', 'sizes.adaptive=true'), ('search_r1_ppo',), ('carl',), ('slate',),
-  ('search_r2',), ('r_search_ppo',), ('r_search',), ('search_r1_grpo',), ('step_search',), ('research',), ('r1',),
-  ('zerosearch',), ('cusearch', 'credit.drop_alike=true'), ('igpo',), ('gigpo',), ('tree_grpo',), ('trace',),
+  ('search_r2',), ('r_search_ppo', 'seed=1'), ('r_search',), ('search_r1_grpo',), ('step_search',), ('research',), ('r1',),
+  ('zerosearch',), ('cusearch', 'credit.drop_alike=true'), ('igpo', 'credit.joint=true'), ('gigpo',), ('tree_grpo',), ('trace',),
   *(('cusearch', f'credit.strategy="{strategy}"') for strategy in checks.FIELDS['credit.strategy']),
 )
 
