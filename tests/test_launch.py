@@ -76,7 +76,7 @@ exit $highest''')
 
 def task(out: pathlib.Path, number: int) -> psutil.Process:
   """The training process of a task of the job that writes to `out`."""
-  wanted = {'jaxsearch.cli', f'--config.out={out}', f'--config.distributed.process_id={number}'}
+  wanted = {f'--config.out={out}', f'--config.distributed.process_id={number}'}
   return next(process
               for process in psutil.process_iter(['cmdline']) if wanted <= set(process.info['cmdline'] or ()))
 
