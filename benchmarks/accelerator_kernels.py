@@ -126,17 +126,22 @@ def rows_kernel(config, length: int, tflops: float, attention: str = 'auto') -> 
           'both_share': 3.5 * needed / times['both']['ms_least'] / 1e9 / tflops}
 
 
+def scattered_table(slots: int, length: int) -> np.ndarray:
+  """Returns the pages of slots of `length` tokens, in no order, behind a first page that is nobody's."""
+  multiple = PAGE * paged_attention.MULTIPLE
+  pages = -(-length // multiple) * paged_attention.MULTIPLE
+  return 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
+
+
 def paged_kernel(config, slots: int, length: int, gbytes: float, n: int = 1) -> dict:
   """Attention of n tokens a slot over slots of all lengths, and the tokens that it writes."""
   H, K, h, platform = config.num_heads, config.num_kv_heads, config.head_dim, jax.default_backend()
   kernel = paged_attention.KERNELS.get(platform)
   attend = functools.partial(paged_attention.attend, platform=kernel or 'gpu', interpret=not kernel)
   q, keys, values = normal(0, slots, n, H, h), normal(1, slots, n, K, h), normal(2, slots, n, K, h)
-  multiple = PAGE * paged_attention.MULTIPLE
-  pages = -(-length // multiple) * paged_attention.MULTIPLE
-  parts = [normal(3 + i, K, slots * pages + 1, PAGE, h) for i in range(2)]
+  table = scattered_table(slots, length)
+  parts = [normal(3 + i, K, table.size + 1, PAGE, h) for i in range(2)]
   cache = paged_attention.arranged(kernel or 'gpu', *parts)
-  table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
   lengths = np.linspace(0, length - n, slots).astype(np.int32)
 
   @functools.partial(jax.jit, **UNTUNED)
@@ -172,11 +177,9 @@ def paged_kernel(config, slots: int, length: int, gbytes: float, n: int = 1) -> 
 def decoding_settings(config, slots: int, length: int, full: int) -> dict[str, float]:
   """Milliseconds of decode attention with `full` tokens a slot, by its settings: the fastest, then ours."""
   H, K, h = config.num_heads, config.num_kv_heads, config.head_dim
-  multiple = PAGE * paged_attention.MULTIPLE
-  pages = -(-length // multiple) * paged_attention.MULTIPLE
+  table = scattered_table(slots, length)
   q, *cache = (normal(i, *shape) for i, shape in enumerate(
-    [(slots, H, h)] + [(K, slots * pages + 1, PAGE, h)] * 2))
-  table = 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
+    [(slots, H, h)] + [(K, table.size + 1, PAGE, h)] * 2))
   lengths = np.full(slots, full, np.int32)
 
   def ms(settings):

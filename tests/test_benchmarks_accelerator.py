@@ -61,6 +61,15 @@ def test_a_wrong_kernel_fails(capsys, monkeypatch):
   assert all('differs from the dense path' in reason for reason in failed.values())
 
 
+def test_settings_of_decode_attention(monkeypatch):
+  monkeypatch.setattr(accelerator_kernels, 'SETTINGS', [(1, 4, 4, 2), (2, 4, 4, 2)])
+  monkeypatch.setattr(accelerator_kernels, 'STEPS', 1)
+  config = accelerator.preset('world-reader')
+  *found, ours = accelerator_kernels.decoding_settings(config, 2, 600, 300).items()
+  assert ours[0] == 'ours' and min(ms for _, ms in (*found, ours)) > 0
+  assert len(found) == 2 and found[0][1] <= found[1][1]  # the fastest first
+
+
 def test_decode():
   found = results('decode', '--preset=world-reader', '--slots=2', '--lengths', '64')
   assert found['token_at_64']['ms'] >= found['token_at_64']['ms_least'] > 0

@@ -17,7 +17,7 @@ PHASES = {'rollout': ('prefill', 'decode'), 'score': ('score', 'values'), 'updat
 # What one H100 took (benchmarks/RESULTS.md#on-an-h100), and what no device has measured yet.
 CALIBRATION = {
   'products': 0.6,      # of the peak: an update of Qwen2.5-1.5B, recomputation counted; a prefill had 0.77
-  'memory': 0.67,       # of the bandwidth: decoding with Qwen2.5-3B; with the kernels' floor to 5 % at 3 lengths
+  'memory': 0.67,       # of the bandwidth: decoding with Qwen2.5-3B, to 5 % at three lengths with the floor
   'collective': 10e-6,  # seconds at least; assumed
   # Of a layer that decodes a token on GPUs, without collectives: counted in what is compiled for H100, split
   # heads or not (tests/sampler/test_kernels.py). The 25 to 30 outside layers are not counted.
