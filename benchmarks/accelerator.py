@@ -84,7 +84,7 @@ DEFAULTS = {
             'deterministic': 0},
   'decode': {'preset': 'qwen2.5-3b', 'slots': 128, 'lengths': [512, 2048, 4096]},
   'update': {'preset': 'qwen2.5-1.5b', 'length': 4096, 'rows': 4, 'rollouts': 96,
-             'run': 'qwen2.5-0.5b', 'questions': 32, 'tokens': 500, 'ahead': 0}}  # the last four of the run
+             'run': 'qwen2.5-0.5b', 'questions': 16, 'tokens': 200, 'ahead': 0}}  # the last four of the run
 SECONDS = {metrics.COMPILATION: [], metrics.READ: []}  # of every program, of every read from the cache
 
 jax.monitoring.register_event_duration_secs_listener(
@@ -208,15 +208,15 @@ def check(args, results: Results) -> None:
                                 ('prefill', min(args.slots, 8), min(512, args.length // 3))):
       results.measure(
         f'{kind}_{name}', paged_kernel, config, slots, args.length, best['gbytes_per_second'], tokens)
-    if jax.default_backend() == 'gpu':
-      for full in (args.length // 4, args.length):
-        results.measure(f'settings_{name}_{full}', decoding_settings, config, args.slots, args.length, full)
     for kind in KINDS:
       results.measure(f'{kind}_{name}', quantised_product, config, kind)
   config = dataclasses.replace(preset(args.presets[0]), dtype=args.dtype, remat='full')
   results.measure('drafted_tokens', drafted_tokens, config, args.slots, args.length)
   results.measure('auto_and_dense', auto_and_dense, config, args.length)
   results.measure('started_again', started_again, config, args.length, bool(args.deterministic))
+  for name in args.presets if jax.default_backend() == 'gpu' else ():
+    for full in (args.length // 4, args.length):
+      results.measure(f'settings_{name}_{full}', decoding_settings, preset(name), args.slots, args.length, full)
 
 
 def decode(args, results: Results) -> None:

@@ -122,7 +122,7 @@ run**. Memory is what the compiler planned, in GiB a device. One plan in full, w
 
 Seconds of phases are least times (the roofline): what arithmetic, memory or network must take at their
 published rates (`DEVICES` in jaxsearch/parallel/targets.py, with sources), every chain as long as its config
-allows. `expected` is a forecast of the same step: products at 0.6 of the peak, memory at 0.67 of its
+allows. `expected` is a forecast of the same step: products at 0.6 of the peak, memory at 0.76 of its
 bandwidth, a floor a token for short kernels and collectives, chains in whole rounds of slots, the host's time
 a span (0.98 ms) and searches; `published` forecasts Search-R1's 2,560 chains of 250 generated tokens and 1.5
 searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py) come from one H100
@@ -139,9 +139,7 @@ Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each dev
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
 all other programs add less. `share` is the largest sum as a share of the device.
 
-Decoding is planned with slots as long as they are on average: its kernel
-(jaxsearch/models/kernels/paged_attention.py) reads each slot's own length. Memory traffic is that of
-matrix products, reductions, slices and kernels.
+Decoding reads each slot's own length: slots are planned as long as they are on average.
 
 """ + made(plans)
   missing = []

@@ -62,7 +62,7 @@ def test_a_wrong_kernel_fails(capsys, monkeypatch):
 
 
 def test_settings_of_decode_attention(monkeypatch):
-  monkeypatch.setattr(accelerator_kernels, 'SETTINGS', [(1, 4, 4, 2), (2, 4, 4, 2)])
+  monkeypatch.setattr(accelerator_kernels, 'SETTINGS', [(1, 16, 4, 2), (2, 16, 4, 2)])
   monkeypatch.setattr(accelerator_kernels, 'STEPS', 1)
   config = accelerator.preset('world-reader')
   *found, ours = accelerator_kernels.decoding_settings(config, 2, 600, 300).items()

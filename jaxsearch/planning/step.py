@@ -17,12 +17,12 @@ PHASES = {'rollout': ('prefill', 'decode'), 'score': ('score', 'values'), 'updat
 # What one H100 took (benchmarks/RESULTS.md#on-an-h100), and what no device has measured yet.
 CALIBRATION = {
   'products': 0.6,      # of the peak: an update of Qwen2.5-1.5B, recomputation counted; a prefill had 0.77
-  'memory': 0.67,       # of the bandwidth: decoding with Qwen2.5-3B, to 5 % at three lengths with the floor
+  'memory': 0.76,       # of the bandwidth: decoding with Qwen2.5-3B, to 1 % at three lengths with the floor
   'collective': 10e-6,  # seconds at least; assumed
   # Of a layer that decodes a token on GPUs, without collectives: counted in what is compiled for H100, split
   # heads or not (tests/sampler/test_kernels.py). The 25 to 30 outside layers are not counted.
   'kernels': 16,
-  'kernel': 4e-6,       # seconds at least; those of that decode
+  'kernel': 3.7e-6,     # seconds at least; those of that decode
   'span': 0.98e-3,      # seconds of that host, one policy span after the other, calls of prefills included
   'search': 0.1,        # seconds, sampler.tool_workers at a time; assumed, configs do not say it
   # Bytes a second of a shared disk: Filestore High Scale, 10 TiB;

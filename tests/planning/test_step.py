@@ -90,10 +90,10 @@ def test_seconds_of_phases_add_up():
 
 
 def test_expected_times_have_floors():
-  assert step.expected(1.2, 0.67, 0.2) == 2.0 and step.expected(0.1, 1.34, 0.2) == 2.0 and step.expected(0, 0, 3) == 3
-  # 1.8 ms of memory, 77 collectives of 10 us, 16 kernels of 4 us in each of 36 layers
-  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77, layers=36) == pytest.approx(1.8e-3 / 0.67 + 0.77e-3 + 36 * 64e-6)
-  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77) == pytest.approx(1.8e-3 / 0.67 + 0.77e-3)
+  assert step.expected(1.2, 0.76, 0.2) == 2.0 and step.expected(0.1, 1.52, 0.2) == 2.0 and step.expected(0, 0, 3) == 3
+  # 1.8 ms of memory, 77 collectives of 10 us, 16 kernels of 3.7 us in each of 36 layers
+  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77, layers=36) == pytest.approx(1.8e-3 / 0.76 + 0.77e-3 + 36 * 59.2e-6)
+  assert step.expected(1e-4, 1.8e-3, 0.0, collectives=77) == pytest.approx(1.8e-3 / 0.76 + 0.77e-3)
 
 
 def test_the_published_workload():

@@ -21,11 +21,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxsearch.models.attention import append, entries
 
 NAMES = 'paged_attention', 'ragged_paged_attention', 'gqa'  # of kernels in a traced program
-MULTIPLE = 16  # pages in the table of a sequence, and of a block of keys on TPUs
+MULTIPLE = 16  # pages in the table of a sequence; of a block of keys on TPUs, of what is split off on GPUs
 QUERIES = 32  # tokens of a block of queries in a prefill on TPUs, as in most of the kernel's tuned sizes
 GATHERED = 16  # new tokens of a sequence, from which pages are gathered on GPUs
 KERNELS = {'tpu': 'tpu', 'gpu': 'gpu'}  # by platform
-DECODING = dict(pages_per_compute_block=2, k_splits=8)  # on GPUs; benchmarks/accelerator.py times others
+# Of the kernel that decodes on GPUs, beside parts of MULTIPLE pages: on an H100 the fastest, or nearly, for 512 to
+# 4,096 tokens a slot. benchmarks/accelerator.py times others.
+DECODING = dict(pages_per_compute_block=2, num_warps=4, num_stages=1)
 
 
 def pool_shapes(platform: str | None, heads: int, pages: int, page: int, head_dim: int, split: int = 1):
@@ -94,7 +96,8 @@ def attend(q, k, v, pool, starts, table, *, platform: str, mesh: Mesh | None = N
     starts, table = (starts[:, None] + jnp.arange(n)).ravel(), jnp.repeat(table, n, axis=0)
   q = q[:, 0] if n == 1 else q.reshape(-1, H, h)
   q = jnp.pad((q * h**-0.5).astype(q.dtype), ((0, 0), (0, 0), (0, width - h)))  # it does not scale
-  out = for_gpu.paged_attention(q, *pool, table, starts + 1, interpret=interpret, **DECODING)
+  out = for_gpu.paged_attention(q, *pool, table, starts + 1, k_splits=table.shape[1] // MULTIPLE,
+                                interpret=interpret, **DECODING)
   return out[:, None, :, :h] if n == 1 else out[..., :h].reshape(-1, n, H, h), pool
 
 
