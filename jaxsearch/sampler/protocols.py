@@ -17,7 +17,7 @@ class Reply(NamedTuple):
   """Tokens with log-probabilities; `cached` tokens of the prompt were not computed again; `label` of the
   weights that sampled them, None where the server does not say."""
   tokens: list[int]
-  logprobs: list[float]
+  logprobs: list[float | None]  # None: the server left it out
   cached: int
   label: str | None
 
@@ -104,7 +104,8 @@ class Sglang:
 class LlamaCpp:
   """llama.cpp's server (xllamacpp 2026.10): tools/server/README.md. It takes no new weights.
 
-  It leaves out the log-probabilities of a stop string's tokens, so no stop strings are sent.
+  It leaves out the log-probabilities of a stop string's tokens, so no stop strings are sent, and those of
+  tokens that end within a character, which are asked for again, beside those of all other tokens.
   """
   path = '/completion'
   needs = "llama.cpp's server of 2026 or newer"
@@ -118,9 +119,11 @@ class LlamaCpp:
 
   @staticmethod
   def read(reply: Any) -> Reply:
-    logprobs = {place: token['logprob'] for place, token in enumerate(reply['completion_probabilities'])}
-    tokens = reply['tokens']
-    return Reply(tokens, [logprobs[place] for place in range(len(tokens))], reply['timings']['cache_n'], None)
+    found, tokens = list(reply.get('completion_probabilities', ())), reply['tokens']
+    logprobs = [found.pop()['logprob'] if found and found[-1]['id'] == token else None for token in tokens[::-1]]
+    if found:
+      raise ValueError(f'log-probabilities of other tokens than {tokens}')
+    return Reply(tokens, logprobs[::-1], reply['timings']['cache_n'], None)
 
   @staticmethod
   def score(ids: Sequence[int], target: Sequence[int]) -> dict:
@@ -130,6 +133,17 @@ class LlamaCpp:
   @staticmethod
   def read_scores(reply: Any, target: Sequence[int]) -> Reply:
     return LlamaCpp.read(reply)
+
+  @staticmethod
+  def score_all(ids: Sequence[int], end: int) -> dict:
+    """Scores every token, while `end`, a whole one, is forced."""
+    return LlamaCpp.score(ids, [end]) | {'n_probs': 2**20}
+
+  @staticmethod
+  def read_all(reply: Any, token: int) -> Reply:
+    first, = reply['completion_probabilities']
+    logprobs = {each['id']: each['logprob'] for each in first['top_logprobs']}
+    return LlamaCpp.read(reply)._replace(tokens=[token], logprobs=[logprobs[token]])
 
   @staticmethod
   def load(folder: str, label: str) -> list[tuple[str, dict]]:

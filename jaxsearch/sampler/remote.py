@@ -262,7 +262,7 @@ class RemoteEngine:
       block = min(most - len(tokens), most if sent else BLOCK)
       body = self.protocol.generate([*path, *tokens], block, sampling, (seed + len(tokens)) % 2**31,
                                     list(request.stop) if sent else [], ends)
-      reply = self._ask(servers, body, self._read)
+      reply = self._whole(servers, [*path, *tokens], self._ask(servers, body, self._read))
       cached, prefilled = cached + reply.cached, prefilled + len(path) + len(tokens) - reply.cached
       for token, logprob in zip(reply.tokens, reply.logprobs):
         if state >= 0 and len(tokens) < most:
@@ -298,8 +298,18 @@ class RemoteEngine:
       ids, part = [*path, *target[:start]], target[start:start + step]
       reply = self._ask(servers, self.protocol.score(ids, part),
                         functools.partial(self.protocol.read_scores, target=part))
+      reply = self._whole(servers, ids, reply)
       logprobs, cached = logprobs + reply.logprobs, cached or reply.cached
     return logprobs, cached
+
+  def _whole(self, servers: Sequence[Server], ids: Sequence[int], reply: Reply) -> Reply:
+    """Returns a reply to `ids` with the log-probabilities that the server left out."""
+    for place, token in enumerate(reply.tokens):
+      if reply.logprobs[place] is None:
+        body = self.protocol.score_all([*ids, *reply.tokens[:place]], self.tokenizer.eos_ids[0])
+        asked = self._ask(servers, body, functools.partial(self.protocol.read_all, token=token))
+        reply.logprobs[place], = asked.logprobs
+    return reply
 
   def _servers(self, request: Generate | Score) -> list[Server]:
     """Returns all servers, that of the request's question first."""

@@ -17,7 +17,7 @@ from jaxsearch.evaluation import agents
 from jaxsearch.methods import folding, search_r1
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder
-from jaxsearch.sampler import remote, requests
+from jaxsearch.sampler import protocols, remote, requests
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import END, LENGTH, Generate, Sampling, Score, Tools
 from jaxsearch.training import row_files
@@ -294,9 +294,19 @@ def test_training_on_llama_cpp(name, llama_cpp, tmp_path):
     (tmp_path / 'run/config.json').read_text())['sampler']['engine'] == 'llama_cpp'
 
 
+def test_llama_cpp_leaves_out_tokens_that_end_within_a_character():
+  found = [{'id': token, 'logprob': logprob} for token, logprob in ((7, -1.0), (80, -2.0), (9, -3.0))]
+  reply = {'tokens': [7, 226, 80, 80, 9, 226], 'completion_probabilities': found, 'timings': {'cache_n': 0}}
+  assert protocols.LlamaCpp.read(reply).logprobs == [-1.0, None, None, -2.0, -3.0, None]
+  with pytest.raises(ValueError, match='of other tokens'):
+    protocols.LlamaCpp.read(reply | {'tokens': [7, 226, 9]})
+
+
 def test_llama_cpp_scores_as_ours_does(policy, llama_cpp):
+  """Tokens that end within a character too."""
   def grow(question, tree):
-    tree.answer = yield Score(tree.root.append(question.question, Role.PROMPT), ('yes', (5, 6, 7)), cue=' Ada?')
+    asked = tree.root.append(question.question, Role.PROMPT)
+    tree.answer = yield Score(asked, ('yes', (5, 6, 7), '\u4f60\u597d'), cue=' Ada?')
 
   config, found = search_r1_grpo.get_config().unlock(), []
   config.sampler.slots = 2

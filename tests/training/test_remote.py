@@ -21,7 +21,8 @@ from tests.sampler import rollout_servers
 from tests.training import tiny
 from tests.trees.speaking import small
 
-GROWING = ('search_r1_grpo', 'cusearch', 'search_r2', 'r_search', 'slate', 'carl', 'research', 'step_search')
+GROWING = ('search_r1_grpo', 'cusearch', 'search_r2', 'r_search', 'slate', 'carl', 'research', 'step_search', 'igpo', 'gigpo',
+           'tree_grpo', 'trace')
 CONFIGS = (*GROWING, 'search_r1_ppo', 'r_search_ppo', 'r1', 'zerosearch')  # the last grow as some before them
 PROMPTED = sorted(path.stem for path in pathlib.Path(prompted.__file__).parent.glob('[a-z]*.py'))
 
