@@ -129,11 +129,10 @@ searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py) come fro
 ([figures](../benchmarks/RESULTS.md#on-an-h100), memory as planned), searches and collectives from assumptions;
 judges take no time.
 
-Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 39 s: rollout 16, score 8,
-update 15 (made 2026-11-26). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
+Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 38.5 s: rollout 16.0,
+score 7.6, update 14.8 (made 2026-11-26). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
-Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights, and
-`published` rollouts take 1.06 (Qwen2.5-3B), 1.36 (Llama-3.2-3B), 1.36 to 1.70 (Qwen2.5-7B) times as long.
+Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights.
 
 `state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights and
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;

@@ -42,3 +42,18 @@ def test_two_steps_in_native_calls(model, system, tmp_path, monkeypatch):
   assert len(rows) == 2
   for row in rows:
     assert math.isfinite(row['loss']) and row['tokens_trained'] > 0 and row['logprob_gap_max'] < 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize('system, changes', [
+  ('search_r1_ppo', {}), ('search_r1_ppo', {'train.carry': 1, 'sampler.speculate': 3}), ('search_r1_grpo', {'train.carry': 1})])
+def test_folded_chains_with_a_critic_with_drafted_tokens_and_carried_over(system, changes, tmp_path, monkeypatch):
+  one = functools.partial(meshes.make_mesh, devices=jax.devices()[:1])
+  monkeypatch.setattr(meshes, 'make_mesh', one)
+  config = tiny.small_config(system, MODELS['small'](tmp_path / 'model'), tmp_path / 'run')
+  config.grow.update(fold='summary', fold_at=0.1, fold_tokens=8)
+  config.update_from_flattened_dict(changes)
+  loop.train(config)
+  for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl'):
+    assert row['folds_per_tree'] > 0 and row['tokens_trained'] > 0 and row['logprob_gap_max'] < 1e-5
