@@ -10,6 +10,7 @@ import importlib.util
 import math
 import os
 import re
+from collections.abc import Sequence
 
 import jax
 from jax.experimental import topologies
@@ -85,6 +86,18 @@ class Target:
                                                target_config=gpu_config(self.kind)).devices)
     except (RuntimeError, ValueError, NotImplementedError) as error:
       raise ValueError(f'--target={self.kind}:{shape}: {str(error).splitlines()[0]}') from error
+
+
+def one_host(devices: Sequence[jax.Device]) -> list[jax.Device]:
+  """Returns the devices of the first host; of several TPU hosts, as a slice of four of its own.
+
+  The compiler for v6e refuses sums over four devices that are part of a larger slice (JAX 0.10.2).
+  """
+  host = [device for device in devices if device.process_index == devices[0].process_index]
+  if len(host) == len(devices) or host[0].platform != 'tpu':
+    return host
+  kind = KINDS[host[0].device_kind]
+  return Target(kind, (2, 2, 1) if kind == 'tpu:v5p' else (2, 2)).devices()
 
 
 def parse(text: str) -> Target:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxsearch import setup
 from jaxsearch.models.architecture import parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import targets, transfer
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.training import batch as batches
 from jaxsearch.training import learner as learners
@@ -106,7 +106,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
     programs['values'] = Program(steps.make_value_step(model, mesh=mesh, shared=shared), (assessed, batch))
     parameters += 0 if shared else on_device(assessed)
     moments += on_device(critic.opt_state)
-  host = [device for device in devices if device.process_index == devices[0].process_index]
+  host = targets.one_host(devices)
   hosts = len(devices) // len(host)
   engine = setup.open_engine(config, model, TOKENIZER, meshes.make_mesh(devices=host))
   sampler, weights, cache = engine.largest_programs()

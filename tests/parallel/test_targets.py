@@ -1,7 +1,11 @@
 """Names of devices that are not here, and how long they take to exchange bytes."""
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import targets
 
 
@@ -32,3 +36,17 @@ def test_hosts_of_gpus_share_what_comes_over_the_network():
   wide = targets.parse('cuda:h100:32x8')
   assert targets.network_seconds(wide, 32, 9e9) == pytest.approx(9 * 31 / 32 / 400)
   assert targets.network_seconds(targets.parse('tpu:v5p:4x4x4'), 16, 6e9) == pytest.approx(6 * 63 / 64 / 600)
+
+
+@pytest.mark.parametrize('kind', ['tpu:v5e:4x4', 'tpu:v5p:2x2x4', 'tpu:v6e:4x4'])
+def test_one_host_of_several_sums_over_its_devices(kind):
+  """What compiles for four devices of a v6e slice of sixteen: not a sum over all four."""
+  if not targets.installed('tpu'):
+    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  devices = targets.parse(kind).devices()
+  host = targets.one_host(devices)
+  assert len(devices) == 16 and len(host) == 4 and {one.device_kind for one in host} == {devices[0].device_kind}
+  assert targets.one_host(host) == host
+  split = NamedSharding(meshes.make_mesh(devices=host, fsdp=1, tensor=4), PartitionSpec('tensor'))
+  summed = jax.jit(lambda x: x.sum(0), out_shardings=NamedSharding(split.mesh, PartitionSpec()))
+  assert 'all-reduce' in summed.lower(jax.ShapeDtypeStruct((8, 1024, 128), jnp.float32, sharding=split)).compile().as_text()
