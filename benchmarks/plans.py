@@ -117,7 +117,7 @@ def plans_page(plans):
     python benchmarks/plans.py --folder runs/plans
 
 Every program was compiled by the compiler of its target, at full size, from shapes alone. **Nothing was
-run**. Memory is what the compiler planned, in GiB a device. One plan in full, with every program:
+run**. Memory is what the compiler planned, in GiB a device. One plan in full:
 `jaxsearch plan --config configs/NAME.py --target TARGET`.
 
 Seconds of phases are least times (the roofline): what arithmetic, memory or network must take at their
@@ -130,7 +130,7 @@ searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py) come fro
 judges take no time.
 
 Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 38.5 s: rollout 16.0,
-score 7.6, update 14.8 (made 2026-11-26). `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
+score 7.6, update 14.8. `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
 Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights.
 
@@ -138,7 +138,8 @@ Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each dev
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
 all other programs add less. `share` is the largest sum as a share of the device.
 
-Decoding reads each slot's own length: slots are planned as long as they are on average.
+Decoding reads each slot's own length: slots are planned as long as they are on average. Samplers of
+several TPU hosts are compiled for one host's slice.
 
 """ + made(plans)
   missing = []
