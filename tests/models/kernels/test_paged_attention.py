@@ -100,6 +100,7 @@ def test_compiles_in_place(target):
   device = targets.parse(target).devices()[0]
   struct = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
   platform = kernels.KERNELS[device.platform]
+  least = {1: 8, 4: 2, 64: 1 if platform == 'tpu' else 0.4}  # on GPUs a prefill gathers all pages, here twice the pool
   for S, K, G, h, P in SIZES:
     for dtype in (jnp.bfloat16, jnp.float32):
       pool = tuple(struct(*shape, dtype=dtype) for shape in kernels.pool_shapes(platform, K, S * P // 2, PAGE, h))
@@ -111,7 +112,7 @@ def test_compiles_in_place(target):
             struct(S, dtype=jnp.int32), struct(S, P, dtype=jnp.int32)).compile()
         memory, size = compiled.memory_analysis(), sum(part.size * part.dtype.itemsize for part in pool)
         assert memory.alias_size_in_bytes >= size, (S, n, K, G, h, P)
-        assert memory.temp_size_in_bytes < size / {1: 8, 4: 2, 64: 1}[n], (S, n, K, G, h, P)
+        assert memory.temp_size_in_bytes < size / least[n], (S, n, K, G, h, P)
 
 
 @pytest.mark.slow
