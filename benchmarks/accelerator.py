@@ -13,11 +13,11 @@ each wait for their results; shares are of the limits that the same call measure
           pool as large as plans take it to be; rates of a copy and of a bfloat16 product; every kernel of
           attention (to rows; to pages by tokens that are decoded, drafted or prefilled) against the dense
           path in float32, as the largest difference over the largest value, beside the difference of the
-          dense path in bfloat16; the settings with which GPUs decode fastest; products with matrices of 8
-          bits; greedy spans with drafted tokens beside those without; an update with attention=auto beside
-          one with attention=dense; an update compiled, then read from the compilation cache as by a process
-          that starts again, and whether both give the same bits (--deterministic=1: as with
-          config.xla_deterministic)
+          dense path in bfloat16; products with matrices of 8 bits; greedy spans with drafted tokens beside
+          those without; an update with attention=auto beside one with attention=dense; an update compiled,
+          then read from the compilation cache as by a process that starts again, and whether both give the
+          same bits (--deterministic=1: as with config.xla_deterministic); at last the settings with which
+          GPUs decode fastest
   decode  a token of all slots at each length and what its kernels take, a prefill, the host's share of a span
   update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
           then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded

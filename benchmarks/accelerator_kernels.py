@@ -186,8 +186,8 @@ def decoding_settings(config, slots: int, length: int, full: int) -> dict[str, f
   def compiled(settings):
     attend = functools.partial(paged_attention.for_gpu.paged_attention, **settings,
                                interpret=jax.default_backend() == 'cpu')
-    turn = lambda cache: lambda _, q: attend(q, *cache).astype(q.dtype)
-    return jax.jit(lambda q, *cache: jax.lax.fori_loop(0, STEPS, turn(cache), q)).lower(*arrays).compile()
+    steps = lambda q, *cache: jax.lax.fori_loop(0, STEPS, lambda _, q: attend(q, *cache).astype(q.dtype), q)
+    return jax.jit(steps).lower(*arrays).compile()
 
   names, pages = ('pages_per_compute_block', 'k_splits', 'num_warps', 'num_stages'), table.shape[1]
   tried = [dict(zip(names, (block, pages // part, *rest))) for block, part, *rest in SETTINGS]

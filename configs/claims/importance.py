@@ -2,7 +2,7 @@
 
     jaxsearch sweep --config configs/claims/importance.py
 
-Another trainer's user saw Search-R1 collapse with truncated weights, so both are trained for longer than elsewhere.
+Another trainer's user saw Search-R1 collapse with truncated weights, so these runs are longer than others.
 """
 
 import ml_collections

@@ -120,7 +120,8 @@ class LlamaCpp:
   @staticmethod
   def read(reply: Any) -> Reply:
     found, tokens = list(reply.get('completion_probabilities', ())), reply['tokens']
-    logprobs = [found.pop()['logprob'] if found and found[-1]['id'] == token else None for token in tokens[::-1]]
+    logprobs = [found.pop()['logprob'] if found and found[-1]['id'] == token else None
+                for token in reversed(tokens)]  # the last token of a character has the log-probability
     if found:
       raise ValueError(f'log-probabilities of other tokens than {tokens}')
     return Reply(tokens, logprobs[::-1], reply['timings']['cache_n'], None)

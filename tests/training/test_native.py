@@ -25,14 +25,17 @@ MODELS = {'small': lambda folder: tiny.qwen3(folder, small('hermes')),
           'qwen3': lambda folder: tiny.qwen3(folder, real('qwen3')), 'smollm2': smollm2}
 
 
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+  monkeypatch.setattr(meshes, 'make_mesh', functools.partial(meshes.make_mesh, devices=jax.devices()[:1]))
+
+
 @pytest.mark.parametrize('system', SYSTEMS)
 @pytest.mark.parametrize('model', [
   'small', pytest.param('qwen3', marks=pytest.mark.needs_weights), pytest.param('smollm2', marks=pytest.mark.needs_weights)])
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_two_steps_in_native_calls(model, system, tmp_path, monkeypatch):
-  one = functools.partial(meshes.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(meshes, 'make_mesh', one)
+def test_two_steps_in_native_calls(model, system, tmp_path):
   config = tiny.small_config(system, MODELS[model](tmp_path / 'model'), tmp_path / 'run')
   if model == 'smollm2':  # with what fits into a few gigabytes
     config.lora.rank, config.loss.kl_coef = 4, 0.0
@@ -48,9 +51,7 @@ def test_two_steps_in_native_calls(model, system, tmp_path, monkeypatch):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('system, changes', [
   ('search_r1_ppo', {}), ('search_r1_ppo', {'train.carry': 1, 'sampler.speculate': 3}), ('search_r1_grpo', {'train.carry': 1})])
-def test_folded_chains_with_a_critic_with_drafted_tokens_and_carried_over(system, changes, tmp_path, monkeypatch):
-  one = functools.partial(meshes.make_mesh, devices=jax.devices()[:1])
-  monkeypatch.setattr(meshes, 'make_mesh', one)
+def test_folded_chains_with_a_critic_with_drafted_tokens_and_carried_over(system, changes, tmp_path):
   config = tiny.small_config(system, MODELS['small'](tmp_path / 'model'), tmp_path / 'run')
   config.grow.update(fold='summary', fold_at=0.1, fold_tokens=8)
   config.update_from_flattened_dict(changes)

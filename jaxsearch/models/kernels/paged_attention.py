@@ -25,8 +25,8 @@ MULTIPLE = 16  # pages in the table of a sequence; of a block of keys on TPUs, o
 QUERIES = 32  # tokens of a block of queries in a prefill on TPUs, as in most of the kernel's tuned sizes
 GATHERED = 16  # new tokens of a sequence, from which pages are gathered on GPUs
 KERNELS = {'tpu': 'tpu', 'gpu': 'gpu'}  # by platform
-# Of the kernel that decodes on GPUs, beside parts of MULTIPLE pages: on an H100 the fastest, or nearly, for 512 to
-# 4,096 tokens a slot. benchmarks/accelerator.py times others.
+# Of the kernel that decodes on GPUs, beside parts of MULTIPLE pages: on an H100 the fastest, or nearly, for
+# 512 to 4,096 tokens a slot. benchmarks/accelerator.py times others.
 DECODING = dict(pages_per_compute_block=2, num_warps=4, num_stages=1)
 
 
