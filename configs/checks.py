@@ -191,7 +191,7 @@ FIELDS = {
   'credit.gamma_answer': WEIGHT,
   'credit.key_weight': WEIGHT,
   'credit.weight': WEIGHT,
-  'credit.strategy': ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti'),
+  'credit.strategy': ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti', 'within'),
   'credit.keep': COUNT,
   'credit.max_depth': COUNT,
   'credit.format_weight': SHARE,

@@ -2,7 +2,7 @@
 
     jaxsearch train --config configs/cusearch.py --config.credit.strategy=phase
 
-Strategies: full, random, topk_reward, auto, phase, anti; see methods/cusearch.py. DAPO: --config.credit.drop_alike=True,
+Strategies: full, random, topk_reward, auto, phase, anti, within; see methods/cusearch.py. DAPO: --config.credit.drop_alike=True,
 AR3PO: --config.sizes.adaptive=True with --config.data.number=N, so that questions come back; GRPO-Half: strategy full with half
 of the questions. configs/claims/cusearch_tables.py has the rows of the paper's tables.
 """
@@ -22,7 +22,7 @@ def get_config():
   config.group_size = 3
   config.grow.max_turns = 5          # S: what nobody can reach would leave the deepest bucket empty
   config.credit = config_dict.create(
-    strategy='phase',                # which chains to train on: 'full', 'random', 'topk_reward', 'auto', 'phase' or 'anti'
+    strategy='phase',                # which chains to train on
     keep=48,                         # K, the number of chains to train on
     max_depth=5,                     # S, the depth that deeper chains count as
     format_weight=0.2,               # w of the reward F1 (1 - w) + w format

@@ -2,7 +2,7 @@
 
     jaxsearch train --config configs/search_r2.py
 
-Starts from a policy that has seen what a review looks like. The rows of the paper's tables are in claims/search_r2_tables.py.
+Starts from a policy that has seen what a review looks like. The rows of the paper's tables are in claims/search_r2.py:tables.
 """
 
 from ml_collections import config_dict

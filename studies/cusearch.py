@@ -48,17 +48,6 @@ def scores(bed, trees) -> np.ndarray:
   return Sketches(bed.policy.config, bed.policy.params)(chains) / np.array(tokens)[:, None]
 
 
-def select(strategy, depths, rewards, ids, rng, keep) -> np.ndarray:
-  """Returns the mask [N] of a strategy; 'within' keeps the deepest half of each question's chains."""
-  if strategy != 'within':
-    return cusearch.select(depths, rewards, Context(1, rng, {}), strategy, keep, 5)
-  mask = np.zeros(len(depths), bool)
-  for question in np.unique(ids):
-    of = np.flatnonzero(ids == question)
-    mask[of[np.lexsort((rng.random(len(of)), -depths[of]))[:len(of) // 2]]] = True
-  return mask
-
-
 def cosine(a, b) -> float:
   return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
 
@@ -94,7 +83,7 @@ def measure(given, depth, hops) -> dict:
           every = []
           for _ in range(1 if strategy == 'full' and not shuffled else DRAWS):
             earned = rng.permutation(rewards[here]) if shuffled else rewards[here]
-            mask = select(strategy, depths[here], earned, ids[here], rng, len(here) // 2)
+            mask = cusearch.select(depths[here], earned, ids[here], Context(1, rng, {}), strategy, len(here) // 2, 5)
             advantages = np.asarray(_relative(earned, ids[here] - ids[here][0], num_groups=given.questions,
                                               mask=mask, singleton=singleton))
             counts = np.bincount(ids[here][mask])

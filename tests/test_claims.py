@@ -17,7 +17,7 @@ from jaxsearch.training import row_files
 
 FOLDER = pathlib.Path(__file__).parents[1] / 'configs' / 'claims'
 SWEEPS = {file.stem: importlib.import_module(f'configs.claims.{file.stem}').get_config()
-          for file in sorted(FOLDER.glob('*.py'))}
+          for file in sorted(FOLDER.glob('[!_]*.py'))}
 SMALL = {'steps': 2, 'questions_per_step': 2, 'eval.every': 2, 'eval.number': 2, 'checkpoint_every': 2,
          'progress': False,
          'train.micro_rows': 8}  # as many as the tests have devices

@@ -1,33 +1,41 @@
-"""CuSearch's claim: of the same rollouts, training on the K that searched most teaches more than on K at random or on all.
+"""CuSearch's claim: of the same rollouts, training on the K that searched most teaches more than on K at random.
 
-    jaxsearch sweep --config configs/claims/cusearch.py
+    jaxsearch sweep --config configs/claims/cusearch.py         # what decides first; _bed.py makes the policy
+    jaxsearch sweep --config configs/claims/cusearch.py:full    # against training on all, by equal updates and by the paper's
+    jaxsearch sweep --config configs/claims/cusearch.py:again   # condition C2: a search that is sent again finds the same again
 
-15 runs, two at a time on two cores. Table 3 of the paper compares with Random-K, which rolls out and trains on as many
-chains; table 1 with GRPO-Full, which trains on all, twice as many here. The same runs against the latter:
-
-    jaxsearch sweep --config configs/claims/cusearch.py --config.baseline=GRPO-Full --report-only
+'within' keeps the deepest half of each question's chains, so that depth is the policy's choice. 'raw' and 'zero' are what a
+chain that is left alone of its question is credited with: its reward, or nothing.
 """
 
 import ml_collections
 
+from configs.claims._bed import BED, GROWN, PATHS
 
-def get_config():
+STRATEGIES = {'Random': 'random', 'Auto': 'auto', 'Phase': 'phase', 'Anti': 'anti', 'within': 'within'}
+ROWS = {f'{name}, {singleton}': {'credit.strategy': strategy, 'credit.singleton': singleton}
+        for singleton in ('zero', 'raw') for name, strategy in STRATEGIES.items()}
+RANDOM = 'Random, zero'
+FULL = {name: ROWS[name] for name in (RANDOM, 'Auto, zero', 'Phase, zero')} | {
+  'Full': {'credit.strategy': 'full'}, 'Full, two updates': {'credit.strategy': 'full', 'train.mini_batch': 48},
+  'Top-K reward': {'credit.strategy': 'topk_reward', 'credit.singleton': 'zero'},
+  'DAPO': {'credit.strategy': 'full', 'credit.drop_alike': True},
+  'AR3PO': {'credit.strategy': 'full', 'sizes.adaptive': True, 'data.number': 64},
+}
+AGAIN = {name: ROWS[name] | {'search.noise_each': 'query'} for name in (RANDOM, 'Auto, zero')}
+TABLES = {'': (ROWS, ('Auto, zero', 'Phase, zero', 'Anti, zero')), 'full': (FULL, ('Full',)),
+          'again': (AGAIN, ('Auto, zero',))}
+
+
+def get_config(table: str = ''):
   config = ml_collections.ConfigDict(convert_dict=False)  # the order of the variants is that of the table
   config.title = 'CuSearch: which rollouts to train on'
-  config.base = 'configs/cusearch.py'  # a question gets 3 chains
-  config.common = {
-    'steps': 20, 'questions_per_step': 24, 'credit.keep': 36, 'data.hops': (1, 2, 3), 'data.arithmetic': False,
-    'sampler.length': 640, 'train.row_length': 640, 'eval': {'every': 20, 'number': 150},
-  }
-  config.variants = {
-    'GRPO-Full': {'credit.strategy': 'full'},
-    'Random-K': {'credit.strategy': 'random'},
-    'SDGA-Anti': {'credit.strategy': 'anti'},
-    'SDGA-Auto': {'credit.strategy': 'auto'},
-    'SDGA-Phase': {'credit.strategy': 'phase'},
-  }
-  config.baseline = 'Random-K'
-  config.seeds = (0, 1, 2)
-  config.out = 'runs/claims/cusearch'
+  config.base = 'configs/cusearch.py'
+  config.common = BED | PATHS | {
+    'model': GROWN, 'group_size': 6, 'credit.keep': 48, 'train.row_length': 640}
+  config.variants, config.primary = TABLES[table]
+  config.baseline = RANDOM
+  config.seeds = tuple(range(5))
+  config.out = f'runs/claims/cusearch{"_again" * (table == "again")}'
   config.parallel = 0  # one on each GPU, or one
   return config.lock()

@@ -5,7 +5,7 @@
     jaxsearch sweep --config configs/claims/cusearch_tables.py:average   # how a chain's tokens are averaged
 
 Updates are counted as in the paper: a mini-batch is a third of K, so the variants that keep K chains make three updates a step
-and GRPO-Full makes six. S caps the turns too. AR3PO acts only on questions that it has seen, so the rows of table 7 train on 96
+and GRPO-Full makes six. S caps the turns too. AR3PO acts only on questions that it has seen, so the rows of table 7 train on 64
 questions, each again every fourth step. Evaluations have the noise of the last step, as the paper evaluates with its simulator.
 
 The rows of `average` are in none of its tables. Equations 23 to 26 sum over the tokens of a chain, so that deeper chains count
@@ -22,7 +22,7 @@ another search engine:
 from configs.claims import cusearch
 
 FULL, AUTO, PHASE = ({'credit.strategy': strategy} for strategy in ('full', 'auto', 'phase'))
-HALF = FULL | {'questions_per_step': 12}  # K/G questions: K chains to train on, no more rolled out
+HALF = FULL | {'questions_per_step': 8}  # K/G questions: K chains to train on, no more rolled out
 MAIN = {'GRPO-Full': FULL, 'GRPO-Half': HALF, 'SDGA-Auto': AUTO, 'SDGA-Phase': PHASE}
 RANDOM, TOP, ANTI = ({name: {'credit.strategy': strategy}} for name, strategy in (
   ('Random', 'random'), ('Top-K Reward', 'topk_reward'), ('SDGA-Anti', 'anti')))
@@ -33,7 +33,7 @@ PROMPT_LEVEL = {
   'SDGA-Phase, again': PHASE, 'DAPO + SDGA-Phase': PHASE | {'credit.drop_alike': True},
   'AR3PO + SDGA-Phase': PHASE | {'sizes.adaptive': True},
 }  # fmt: skip
-AGAIN = {name: changes | {'data.number': 96} for name, changes in PROMPT_LEVEL.items()}
+AGAIN = {name: changes | {'data.number': 64} for name, changes in PROMPT_LEVEL.items()}
 ENDS = {name: MAIN[name] for name in ('GRPO-Full', 'SDGA-Phase')}
 CORPUS = {f'{name}, corpus': changes | {'search.backend': 'bm25'} for name, changes in ENDS.items()}
 AVERAGE = {f'{name}, {how}': changes | {'train.aggregate': how} for how in ('token-mean', 'seq-mean-token-sum')
@@ -52,7 +52,8 @@ ROWS = {  # table -> (baseline, its rows)
 def get_config(table: str = ''):
   config = cusearch.get_config()
   config.title = f'CuSearch, {"table " * table.isdigit()}{table or "its tables"}'
-  config.common = config.common | {'search.backend': 'simulated', 'search.noise_eval': 0.5, 'train.mini_batch': 12}
-  config.baseline, config.variants = ROWS[table]
+  config.common = config.common | {
+    'search.backend': 'simulated', 'search.noise': 0.0, 'search.noise_eval': 0.5, 'train.mini_batch': 16}
+  config.baseline, config.variants, config.primary = *ROWS[table], ()
   config.out = 'runs/claims/cusearch_tables'
   return config

@@ -18,6 +18,8 @@ half of them:
 
 import ml_collections
 
+from configs.claims._bed import BED
+
 WHOLE = {'grow.k': 1, 'group_size': 5, 'credit.whole': True}
 ROWS = {name: {'grow.early_bonus': 0.0} | changes for name, changes in {
   'SLATE': {},
@@ -36,11 +38,7 @@ def get_config(part: str = ''):
   config = ml_collections.ConfigDict(convert_dict=False)  # the order of the variants is that of the table
   config.title = 'SLATE: truncated steps and whole chains, judge and exact match'
   config.base = 'configs/slate.py'
-  config.common = {
-    'steps': 12, 'questions_per_step': 16, 'data.hops': (1, 3),  # of these all are paths
-    'search.noise': 0.1, 'sampler.length': 640, 'train.row_length': 1536,
-    'eval': {'every': 3, 'number': 360, 'temperatures': (0.0,)},
-  }
+  config.common = BED | {'train.row_length': 1536}
   config.variants, config.baseline = {'': (ROWS, 'SLATE'), 'bonus': (BONUS, 'no bonus')}[part]
   config.primary = ('whole, judge', 'truncated, EM', 'whole, EM') if not part else ('bonus',)
   config.seeds = tuple(range(5))

@@ -65,13 +65,15 @@ class SweepRun:
 
 
 def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
-  """Returns the runs of a sweep, all variants of the first seed first.
+  """Returns the runs of a sweep: first what decides (baseline and primary variants), seed by seed, then the rest.
 
   Raises ValueError, which names a wrong field or override.
   """
   check(config)
   runs = []
-  for seed, (name, changes) in itertools.product(config.seeds, config.variants.items()):
+  decides = {config.baseline, *config.get('primary', ())}
+  for seed, (name, changes) in sorted(itertools.product(config.seeds, config.variants.items()),
+                                      key=lambda of: bool(config.get('primary')) and of[1][0] not in decides):
     overrides = flat(config.common) | flat(changes)
     file = overrides.pop('config', config.base)
     place = {'seed': seed, 'out': str(pathlib.Path(config.out, slug(name), str(seed))), 'progress': False}

@@ -9,6 +9,8 @@ chain, select K chains, and compare these. Strategies:
   auto           SDGA-Auto, the deepest first (C.2)
   phase          SDGA-Phase, a depth that advances with the policy (C.3); the phase is in `context.memory`
   anti           SDGA-Anti, the shallowest first (C.4)
+  within         the deepest chains of each question, of all as many; not in the paper: depth is then the
+                 policy's choice, never the question's
 
 Any of them combines with those of appendix D.6: `drop_alike` (DAPO) and `sizes` (AR3PO).
 """
@@ -56,7 +58,8 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
   remember_pass_rates(groups, context, window)
   gathered, places = context.gather([[(depths[tree], tree.reward) for tree in group] for group in groups])
   chains = np.array([chain for group in gathered for chain in group]).reshape(-1, 2)
-  mask = select(chains[:, 0].astype(int), chains[:, 1], context, strategy, min(keep, len(chains)), max_depth)
+  ids = np.repeat(np.arange(len(gathered)), [len(group) for group in gathered])
+  mask = select(chains[:, 0].astype(int), chains[:, 1], ids, context, strategy, min(keep, len(chains)), max_depth)
   masks = np.split(mask, np.cumsum([len(group) for group in gathered]))
   context.metrics['singleton_share'] = sum(part.sum() == 1 for part in masks) / max(mask.sum(), 1)
   groups = [list(itertools.compress(group, masks[place])) for group, place in zip(groups, places)]
@@ -66,9 +69,9 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
   context.metrics.update(of_depths(depths, [tree for group in groups for tree in group], max_depth))
 
 
-def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: str, keep: int,
-           max_depth: int) -> np.ndarray:
-  """Selects by depths [N] and rewards [N]: a mask [N] with `keep` ones, or all ones for 'full'."""
+def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Context, strategy: str,
+           keep: int, max_depth: int) -> np.ndarray:
+  """Selects by depths [N], rewards [N] and questions `ids` [N]: a mask [N] with `keep` ones, or all for 'full'."""
   number = len(depths)
   if strategy == 'full' or not number:
     return np.ones(number, bool)
@@ -76,6 +79,11 @@ def select(depths: np.ndarray, rewards: np.ndarray, context: Context, strategy: 
     return np.isin(np.arange(number), context.rng.choice(number, keep, replace=False))
   if strategy == 'topk_reward':
     return np.isin(np.arange(number), np.lexsort((context.rng.random(number), -rewards))[:keep])
+  if strategy == 'within':
+    order = np.lexsort((context.rng.random(number), -depths, ids))
+    rank = np.empty(number, int)  # among the chains of its question
+    rank[order] = np.arange(number) - np.searchsorted(ids[order], ids[order])
+    return np.isin(np.arange(number), np.lexsort((context.rng.random(number), rank))[:keep])
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)
   if strategy == 'phase':

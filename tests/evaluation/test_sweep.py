@@ -79,6 +79,13 @@ def test_the_grid(tmp_path):
   assert runs[3].out == tmp_path / 'sdga-auto' / '1' and runs[3].config.data.hops == (1,)
 
 
+def test_what_decides_runs_first(tmp_path):
+  runs = sweep.plan(sweep_config(tmp_path, variants={name: {} for name in ('One', 'Two', 'Three')}, baseline='Three',
+                                 primary=('Two',)))
+  assert [(run.variant, run.seed) for run in runs] == [
+    ('Two', 0), ('Three', 0), ('Two', 1), ('Three', 1), ('One', 0), ('One', 1)]
+
+
 def starts(runs):
   files = [run.out / 'starts' for run in runs]
   return [len(file.read_text().splitlines()) if file.exists() else 0 for file in files]

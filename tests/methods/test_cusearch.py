@@ -54,6 +54,15 @@ def test_what_each_strategy_selects(strategy, expected):
   assert depths_of(trained(groups)) == expected
 
 
+def test_within_keeps_the_deepest_of_each_question():
+  groups = groups_of([0, 1, 2], [3, 4, 0], [1, 2, 3])
+  cusearch.credit(groups, context(), strategy='within', keep=6)
+  assert [sorted(depths_of(trained([group]))) for group in groups] == [[1, 2], [3, 4], [2, 3]]
+  groups = groups_of([0, 1, 2], [3, 4, 0], [1, 2, 3])
+  cusearch.credit(groups, context(), strategy='within', keep=4)  # one each, and the second of one of them
+  assert depths_of(trained(groups)).keys() >= {2, 3, 4} and len(trained(groups)) == 4
+
+
 def test_random_and_top_reward():
   groups = groups_of([0, 1, 2], [3, 4, 0], [1, 2, 3], right=lambda number: number in (1, 5))
   cusearch.credit(groups, context(), strategy='topk_reward', keep=2)

@@ -9,13 +9,6 @@ from jaxsearch.world import files
 from studies import common, cusearch
 
 
-def test_the_deepest_half_of_each_question_is_kept():
-  depths, ids = np.array([0, 1, 2, 3, 5, 5, 0, 4]), np.repeat([0, 1], 4)
-  rng = np.random.default_rng(0)
-  assert cusearch.select('within', depths, depths * 0.0, ids, rng, 4).tolist() == [0, 0, 1, 1, 1, 1, 0, 0]
-  assert cusearch.select('auto', depths, depths * 0.0, ids, rng, 3).tolist() == [0, 0, 0, 0, 1, 1, 0, 1]
-
-
 def test_a_start_is_the_checkpoint_before_the_row_of_its_depth(tmp_path):
   rows = [{'step': step, 'searches': depth} for step, depth in ((1, 0.6), (2, 0.9), (3, 1.2), (4, 1.6))]
   (tmp_path / 'metrics.jsonl').write_text(''.join(json.dumps(row) + '\n' for row in rows))

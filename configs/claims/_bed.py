@@ -1,0 +1,18 @@
+"""What the training grids of docs/claims/plan.md have in common, and the policies that they start from.
+
+    python -m recipes beds --config.out=runs/beds
+    jaxsearch export --checkpoint runs/beds/growing/checkpoints/1 --out runs/beds/grown
+
+A quarter of the usual learning rate: with that of base.py every bed was at its end after three steps. A search finds something
+else in one of ten cases, in training and evaluation alike.
+"""
+
+ACTOR = 'runs/beds/actor'  # searches a wrong title somewhere in a third of its chains
+GROWN = 'runs/beds/grown'
+
+BED = {
+  'steps': 12, 'questions_per_step': 16, 'optim.learning_rate': 2.5e-5, 'search.noise': 0.1,
+  'data.hops': (1, 3), 'data.arithmetic': False, 'sampler.length': 640, 'checkpoint_every': 12,
+  'eval.every': 3, 'eval.number': 360, 'eval.temperatures': (0.0,), 'eval.questions': 'world:test+world:dev',
+}
+PATHS = {'data.hops': (3,)}  # one hop count, paths alone; 260 held-out questions, all that there are
