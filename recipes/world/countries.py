@@ -30,6 +30,7 @@ from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import rollout
+from jaxsearch.training import row_files
 from jaxsearch.training.run_folder import RunStopped
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
@@ -157,6 +158,8 @@ def make(config: ml_collections.ConfigDict, tokenizer) -> None:
     {'id': e.id, 'contents': join_contents(e.title, e.text)}) + '\n' for e in (*known, *unknown)))
   for split in ('learn', 'held_out'):
     write_questions(questions(split), out / f'{split}.jsonl')
+  row_files.write(out / 'tiers.jsonl', [
+    {'id': asked.id, 'tier': asked.metadata['tier']} for asked in questions('held_out')])
   figures = look(out, questions('learn') + questions('held_out'))
   print('tiers:', ', '.join(f'{name} {value:.3f}' for name, value in figures.items()), flush=True)
   for name, (low, high) in config.carl.gate.items():
