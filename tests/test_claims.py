@@ -22,8 +22,8 @@ SMALL = {'steps': 2, 'questions_per_step': 2, 'eval.every': 2, 'eval.number': 2,
          'progress': False,
          'train.micro_rows': 8}  # as many as the tests have devices
 # What other commands make for these sweeps: here the run takes what the embedded world has.
-MADE_BEFORE = {'model': 'world-carl', 'data.corpus': 'world', 'data.questions': 'world:rl', 'eval.questions': 'world:test', 'eval.tiers': '',
-               'critic.warm_start': ''}
+MADE_BEFORE = {'model': 'world-carl', 'data.corpus': 'world', 'data.questions': 'world:rl',
+               'eval.questions': 'world:test', 'eval.tiers': '', 'critic.warm_start': ''}
 
 
 def changed(run, out):
