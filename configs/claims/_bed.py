@@ -9,6 +9,7 @@ else in one of ten cases, in training and evaluation alike.
 
 ACTOR = 'runs/beds/actor'  # searches a wrong title somewhere in a third of its chains
 GROWN = 'runs/beds/grown'
+EXCHANGED = 'runs/beds/exchanged.jsonl'  # questions with the answers of others: a control
 
 BED = {
   'steps': 12, 'questions_per_step': 16, 'optim.learning_rate': 2.5e-5, 'search.noise': 0.1,

@@ -10,10 +10,13 @@
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
   reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
 
+and exchanged.jsonl, questions with the answers of others, for the runs that must learn nothing.
+
 Each is a folder of `config.out`; one that exists is not made again. Gates: how often
 the actor is right; what `tiers` knows and loses; how often the reader is right from evidence.
 """
 
+import dataclasses
 import functools
 import pathlib
 import random
@@ -24,7 +27,7 @@ import ml_collections
 
 from configs import search_r1_grpo
 from jaxsearch import setup
-from jaxsearch.data.questions import Question
+from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
@@ -53,7 +56,18 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   teach_seeker(config, tokenizer)
   grow(config.growing, out / 'growing')
   teach_reader(config, tokenizer)
+  write_questions(exchanged(random.Random('exchanged')), out / 'exchanged.jsonl')
   return out
+
+
+def exchanged(rng: random.Random) -> list[Question]:
+  """Returns the paths of world:rl, each with answer and gold chain of another: rewards that teach nothing."""
+  questions = _paths('world:rl', (1, 2, 3))
+  others = {hops: [q for q in questions if q.metadata['hops'] == hops] for hops in (1, 2, 3)}
+  for of in others.values():
+    rng.shuffle(of)
+  pairs = ((question, others[question.metadata['hops']].pop()) for question in questions)
+  return [dataclasses.replace(other, id=question.id, question=question.question) for question, other in pairs]
 
 
 def teach_seeker(config: ml_collections.ConfigDict, tokenizer) -> None:
