@@ -20,7 +20,6 @@ resume. sweep_report.py writes the tables.
 
 import collections
 import dataclasses
-import itertools
 import json
 import os
 import pathlib
@@ -71,9 +70,10 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
   """
   check(config)
   runs = []
-  decides = {config.baseline, *config.get('primary', ())}
-  for seed, (name, changes) in sorted(itertools.product(config.seeds, config.variants.items()),
-                                      key=lambda of: bool(config.get('primary')) and of[1][0] not in decides):
+  decides = {config.baseline, *(config.get('primary') or config.variants)}
+  cells = [(name, seed) for seed in config.seeds for name in config.variants]
+  for name, seed in sorted(cells, key=lambda cell: cell[0] not in decides):
+    changes = config.variants[name]
     overrides = flat(config.common) | flat(changes)
     file = overrides.pop('config', config.base)
     place = {'seed': seed, 'out': str(pathlib.Path(config.out, slug(name), str(seed))), 'progress': False}
