@@ -21,18 +21,18 @@ def get_config():
   config.common = BED | {'train.row_length': 640}
   rows = {
     'Search-R1': ('search_r1_grpo', FIVE),
-    'Search-R1 (PPO)': ('search_r1_ppo', FIVE | {'critic.learning_rate': 2.5e-4}),
+    'Search-R1 (PPO)': ('search_r1_ppo', FIVE | {'critic.learning_rate': 1e-4}),
     'R1': ('r1', FIVE),
     'ZeroSearch': ('zerosearch', FIVE | {
       'search.noise': 0.0, 'search.noise_start': 0.1, 'search.noise_end': 0.1, 'search.noise_eval': 0.1}),
     'ReSearch': ('research', FIVE),
-    'StepSearch': ('step_search', FIVE | {'critic.learning_rate': 2.5e-4}),
+    'StepSearch': ('step_search', FIVE | {'critic.learning_rate': 1e-4}),
     'CuSearch': ('cusearch', FIVE | {'credit.keep': 40}),
     'Search-R2': ('search_r2', FIVE | {'train.row_length': 960}),
     'R-Search': ('r_search', FIVE),
     'SLATE': ('slate', TREES),
     'CARL': ('carl', FIVE | {
-      'grow.max_segments': 13, 'train.epochs': 1, 'train.mini_batch': 0, 'critic.learning_rate': 2.5e-4}),
+      'grow.max_segments': 13, 'train.epochs': 1, 'train.mini_batch': 0, 'critic.learning_rate': 1e-4}),
     'IGPO': ('igpo', FIVE),
     'GiGPO': ('gigpo', FIVE),
     'Tree-GRPO': ('tree_grpo', TREES),
