@@ -126,24 +126,28 @@ def by_question(values: np.ndarray, number: int) -> np.ndarray:
   return values.reshape(-1, number).mean(axis=0)
 
 
-def terms(accept, cuts, gains, rewards, number) -> dict[str, Estimate]:
-  """Returns the terms of appendix D, with intervals over questions (of their influence functions).
+def influences(accept, cuts, gains, rewards) -> dict[str, np.ndarray]:
+  """Returns of each draft [N] what it adds to the terms of appendix D, which are the means.
 
   Args:
     accept [N], cuts [N,K], gains [N,K], rewards [N]: of drafts, see `refinement_gain`.
   """
   trimmed = rewards + (cuts * gains).sum(axis=1)
-  exact = refinement_gain(accept, cuts, gains, rewards, trimmed)
   centred, v_inter = lambda x: x - x.mean(axis=0), 1 - accept.mean()
   mean_cuts, mean_gains = cuts.mean(axis=0), gains.mean(axis=0)
   bar = mean_cuts @ mean_gains + centred(cuts) @ mean_gains + centred(gains) @ mean_cuts
-  parts = {'a_prec': centred(accept) * centred(rewards - trimmed), 'v_inter': 1 - accept,
-           's_trim': (centred(cuts) * centred(gains)).sum(axis=1), 'v_inter g_bar': v_inter * bar,
-           'sum': (1 - accept) * (trimmed - rewards)}
-  estimates = {name: over_units(by_question(values, number)) for name, values in parts.items()}
-  for name, value in exact.items():
-    assert abs(float(value) - estimates[name].mean) < 1e-4
-  return estimates
+  of = {'a_prec': centred(accept) * centred(rewards - trimmed), 'v_inter': 1 - accept,
+        's_trim': (centred(cuts) * centred(gains)).sum(axis=1), 'v_inter g_bar': v_inter * bar,
+        'sum': (1 - accept) * (trimmed - rewards)}
+  for name, value in refinement_gain(accept, cuts, gains, rewards, trimmed).items():
+    assert abs(float(value) - of[name].mean()) < 1e-4
+  return of
+
+
+def terms(accept, cuts, gains, rewards, number) -> dict[str, Estimate]:
+  """Returns the terms of appendix D, with intervals over questions; arguments as of `influences`."""
+  of = influences(accept, cuts, gains, rewards)
+  return {name: over_units(by_question(values, number)) for name, values in of.items()}
 
 
 def study(given, out) -> str:

@@ -1,0 +1,102 @@
+"""Search-R2's mechanism in training: do the reviews get better where the policy learns to review?
+
+    jaxsearch sweep --config configs/claims/search_r2.py
+    python -m studies.trimming
+
+The actor that the grid starts from drafts an answer to each of 200 held-out questions, once, and regenerates every
+draft five times from before each of its steps. Checkpoints of the rows below review these drafts, so A_prec
+and S_trim (appendix D) differ by the reviewer alone. Values are over seeds and drafts together.
+"""
+
+import functools
+import pathlib
+
+import numpy as np
+
+from configs import search_r2 as method_config
+from configs.claims import search_r2 as grid
+from jaxsearch.evaluation import sweep, verdicts
+from jaxsearch.methods import actions, refiner
+from jaxsearch.methods.search_r1 import act, start
+from jaxsearch.trees.tree import Role
+from studies import common, search_r2
+from studies.search_r2 import HOPS
+
+SIZES = {'full': {'number': 200, 'copies': 5}, 'tiny': {'number': 3, 'copies': 2}}
+JOINT, APART, FROZEN = 'Search-R2', '+ process reward', 'frozen refiner'  # the last reviews with its first weights
+ROWS = (JOINT, APART, FROZEN)
+MARGIN = 0.01  # of EM: what a term adds to the gain
+
+
+def draft(question, tree, *, copies, max_tokens=64):
+  """Grows a draft and its regenerations; notes what was written and what each step's regenerations earn."""
+  right = lambda leaf: question.score(actions.read(leaf).answer)
+  leaf = yield from act(tree, start(tree, question, 'world', False), turns=HOPS, max_tokens=max_tokens)
+  steps, values = refiner.steps_of(leaf), []
+  for kept, step in enumerate(steps):
+    ends = []
+    for _ in range(copies):
+      ends.append((yield from act(tree, step.parent, turns=HOPS - kept, max_tokens=max_tokens)))
+    values.append(round(float(np.mean([right(end) for end in ends])), 4))
+  tree.root.data['notes'] = {'texts': [step.text for step in steps], 'right': int(right(leaf)), 'values': values}
+
+
+def review(question, tree, *, texts):
+  """Writes the draft of a question again and reviews it; notes whether it is accepted, and where it is cut."""
+  node = start(tree, question, 'world', False)
+  *searches, last = texts[question.id]
+  for text in searches:
+    action = actions.read(node.append(text, Role.POLICY))
+    yield from actions.search([action], tree)
+    node = action.node.append(action.observation, Role.OBSERVATION)
+  flawed, cuts = yield from refiner.review(tree, node.append(last, Role.POLICY), threshold=0.0, refiner='policy',
+                                           random_share=0.0, template='world')
+  tree.root.data['notes'] = [int(flawed == 0), np.round(cuts, 4).tolist()]
+
+
+def study(given, out) -> str:
+  """Measures what is missing and returns the tables."""
+  config = method_config.get_config()
+  config.unlock()
+  config.model, config.grow.max_turns, config.sampler.length = given.actor, HOPS + 1, 1024  # with reviews
+  asked = common.paths('world:test', [HOPS])[:given.number]
+  notes = lambda checkpoint, own: [tree.root.data['notes'] for tree, in common.grow(
+    common.open_bed(config, asked, checkpoint), 0, own=own)]
+  own = functools.partial(draft, copies=given.copies)
+  drafts = common.measured(out, {'drafts': lambda: {'drafts': notes('', own)}})['drafts']['drafts']
+  reread = functools.partial(review, texts={q.id: note['texts'] for q, note in zip(asked, drafts)})
+  parts = {}
+  for run in sweep.plan(grid.get_config()):
+    for path in sorted((run.out / 'checkpoints').glob('[0-9]*')) if run.variant in ROWS else ():
+      parts[f'{run}, step {path.name}'] = functools.partial(
+        lambda path: {'reviews': notes(str(path), reread)}, pathlib.Path(path))
+  parts = {'at the start': lambda: {'reviews': notes('', reread)}} | parts
+  return report(drafts, common.measured(out, parts))
+
+
+def report(drafts, rows) -> str:
+  """Writes the tables."""
+  rewards = np.array([note['right'] for note in drafts], float)
+  exists = search_r2.padded([[1] * len(note['values']) for note in drafts])
+  gains = (search_r2.padded([note['values'] for note in drafts]) - rewards[:, None]) * exists
+  cells = {}  # (row, step) -> term -> [seeds, drafts]
+  for part, row in rows.items():
+    accept, cuts = zip(*row['reviews'])
+    of = search_r2.influences(np.array(accept, float), search_r2.padded(cuts), gains, rewards)
+    variant, _, step = part.split(', ') if ',' in part else (part, '', 'step 0')
+    terms = cells.setdefault((variant, step), {})
+    for name in ('a_prec', 's_trim'):
+      terms.setdefault(name, []).append(of[name])
+  value = lambda key, name: np.stack(cells[key][name])
+  first = [{'reviewer': f'{variant}, {step}', 'seeds': len(terms['a_prec'])} | {
+    name: common.interval(verdicts.estimate(np.stack(of)), 100) for name, of in terms.items()}
+    for (variant, step), terms in cells.items()]
+  last = max((step for _, step in cells), key=lambda step: int(step.split()[-1]))
+  gap = lambda name, other: verdicts.estimate(value((JOINT, last), name) - value((other, last), name))
+  contrasts = {'**S_trim, joint - not joint**': (gap('s_trim', APART), MARGIN),
+               'A_prec, joint - not joint': (gap('a_prec', APART), None)}
+  return '\n\n'.join([common.table(first), common.verdicts_of(contrasts, 'points of EM', 100)])
+
+
+if __name__ == '__main__':
+  common.main('trimming', study, SIZES, actor=grid.ACTOR)

@@ -1,0 +1,39 @@
+"""The study of reviews in training: its table tells skill from chance, and it runs."""
+
+import types
+
+import numpy as np
+import pytest
+
+from jaxsearch.evaluation import sweep
+from studies import common, trimming
+
+
+def test_a_reviewer_that_cuts_where_it_helps_has_skill():
+  rng = np.random.default_rng(0)
+  best = rng.integers(0, 4, 60)
+  drafts = [{'texts': [], 'right': 0, 'values': np.eye(4)[place].tolist()} for place in best]
+  finds = {'reviews': [[0, np.eye(4)[place].tolist()] for place in best]}
+  guesses = {'reviews': [[0, [0.25] * 4] for _ in best]}
+  rows = {f'{variant}, seed {seed}, step 12': finds if variant == trimming.JOINT else guesses
+          for variant in trimming.ROWS for seed in (0, 1)}
+  said = trimming.report(drafts, {'at the start': guesses} | rows)
+  assert '| at the start, step 0' in said and 'holds' in said
+  assert '+0.0 [+0.0, +0.0]' in next(line for line in said.splitlines() if 'process reward' in line)
+
+
+@pytest.mark.slow
+def test_it_runs(tmp_path, capsys, monkeypatch):
+  class Run(types.SimpleNamespace):
+    def __str__(self):
+      return f'{self.variant}, seed 0'
+
+  for variant in trimming.ROWS:
+    (tmp_path / variant / 'checkpoints' / '12').mkdir(parents=True)
+  opened = common.open_bed
+  monkeypatch.setattr(common, 'open_bed', lambda config, asked, checkpoint: opened(config, asked))
+  monkeypatch.setattr(sweep, 'plan', lambda _: [Run(variant=name, out=tmp_path / name) for name in trimming.ROWS])
+  common.main('trimming', trimming.study, trimming.SIZES, ['--size', 'tiny', '--out', str(tmp_path)],
+              actor='world-review')
+  said = capsys.readouterr().out
+  assert 'Search-R2, step 12' in said and 'S_trim, joint - not joint' in said
