@@ -9,7 +9,6 @@ and S_trim (appendix D) differ by the reviewer alone. Values are over seeds and 
 """
 
 import functools
-import pathlib
 
 import numpy as np
 
@@ -65,12 +64,11 @@ def study(given, out) -> str:
   own = functools.partial(draft, copies=given.copies)
   drafts = common.measured(out, {'drafts': lambda: {'drafts': notes('', own)}})['drafts']['drafts']
   reread = functools.partial(review, texts={q.id: note['texts'] for q, note in zip(asked, drafts)})
-  parts = {}
+  reviews = lambda checkpoint: {'reviews': notes(checkpoint, reread)}
+  parts = {'at the start': functools.partial(reviews, '')}
   for run in sweep.plan(grid.get_config()):
     for path in sorted((run.out / 'checkpoints').glob('[0-9]*')) if run.variant in ROWS else ():
-      parts[f'{run}, step {path.name}'] = functools.partial(
-        lambda path: {'reviews': notes(str(path), reread)}, pathlib.Path(path))
-  parts = {'at the start': lambda: {'reviews': notes('', reread)}} | parts
+      parts[f'{run}, step {path.name}'] = functools.partial(reviews, str(path))
   return report(drafts, common.measured(out, parts))
 
 
