@@ -66,8 +66,8 @@ def study(given, out) -> str:
   reread = functools.partial(review, texts={q.id: note['texts'] for q, note in zip(asked, drafts)})
   reviews = lambda checkpoint: {'reviews': notes(checkpoint, reread)}
   parts = {'at the start': functools.partial(reviews, '')}
-  for run in sweep.plan(grid.get_config()):
-    for path in sorted((run.out / 'checkpoints').glob('[0-9]*')) if run.variant in ROWS else ():
+  for run in (run for run in sweep.plan(grid.get_config()) if run.variant in ROWS):
+    for path in sorted((run.out / 'checkpoints').glob('[0-9]*'), key=lambda path: int(path.name)):
       parts[f'{run}, step {path.name}'] = functools.partial(reviews, str(path))
   return report(drafts, common.measured(out, parts))
 
