@@ -22,11 +22,9 @@ def get_config():
     wrong=0.112,                     # probability of a wrong title at each of three hops: 30 % of the chains have one
     repeat=0.05,                     # probability that a search is sent again
     reviews=0.2, taught=False,       # share of examples that are reviews; whether they tell flaws, or are drawn at random
-    noise=0.0,
   )
   config.reviewer = config.actor.copy_and_resolve_references()
-  config.reviewer.update(updates=300, wrong=0.3, reviews=1.0, taught=True,
-                         noise=0.1)  # share of reviews that say anything
+  config.reviewer.update(updates=600, wrong=0.3, reviews=1.0, taught=True)
   config.seeker = config_dict.create(
     updates=100, rows=8, row_length=512, learning_rate=4e-4, schedule='cosine',
     at_once=0.2, one_search=0.2,     # shares of chains that answer without a search, or after one

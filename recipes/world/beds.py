@@ -2,7 +2,7 @@
 
   actor     paths of three hops; searches a wrong title now and then and goes on from what that says,
             sometimes repeats a query. It has seen the form of a review, and nothing of what a flaw is
-  reviewer  the actor, taught the flaws: the reviews that it saw name the first of them
+  reviewer  the actor, taught the flaws: the reviews that it saw, one behind each step, name the first of them
   countries CARL's policy, taught the facts on some countries, see countries.py
   carl      the same, which copies any name again
   tiers     the same with all logits scaled up, and the corpus and the questions of CARL's study
@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import pathlib
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import jax
 import ml_collections
@@ -36,6 +36,7 @@ from jaxsearch.sampler.driver import rollout
 from jaxsearch.training import loop
 from jaxsearch.training.run_folder import RunStopped
 from jaxsearch.trees import templates
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, Spans, act, encode, encode_chain, found, sought
 from jaxsearch.world.facts import Entity, read_back
@@ -153,7 +154,7 @@ def _paths(split: str, hops: tuple[int, ...]) -> list[Question]:
   return [question for question in questions if question.metadata.get('operation') is None]
 
 
-def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iterator[Example]:
+def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iterator[Example | Tree]:
   """Yields endless examples of a stage: chains, and reviews behind chains."""
   stage, rng = config[name], random.Random(f'{name} {config.seed}')
   while True:
@@ -166,12 +167,18 @@ def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iter
     turns = (len(spans) + 1) // 2
     if not stage.taught:
       flawed = rng.randint(1, turns) if rng.random() < 0.5 else 0
-    elif rng.random() < stage.noise:
-      flawed = rng.randint(0, turns)
-    draft, _ = encode_chain(tokenizer, question, spans)
-    prompt = templates.fill(templates.find('world', 'reviewer'), steps=turns)
-    review, learned = encode(tokenizer, [(prompt, False), (f' {flawed}\n', True)])
-    yield draft + review, [False] * len(draft) + learned
+    yield reviewed(tokenizer, question, spans, flawed, range(1, turns + 1) if stage.taught else [turns])
+
+
+def reviewed(tokenizer, question: Question, spans: Spans, flawed: int, turns: Iterable[int]) -> Tree:
+  """Returns a draft with a review behind each of `turns`, of what stands so far; its number alone is learned."""
+  tree, node, length = Tree(tokenizer), None, 0
+  for turn in turns:
+    draft, _ = encode_chain(tokenizer, question, spans[:2 * turn - 1])
+    node, length = (node or tree.root).append(draft[length:], Role.OBSERVATION), len(draft)
+    asked = node.append(templates.fill(templates.find('world', 'reviewer'), steps=turn), Role.OBSERVATION)
+    asked.append(f' {flawed if flawed <= turn else 0}\n', Role.POLICY)
+  return tree
 
 
 def strayed(question: Question, rng: random.Random, *, wrong: float, repeat: float) -> tuple[Spans, int]:

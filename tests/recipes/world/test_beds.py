@@ -8,6 +8,7 @@ import pytest
 
 from configs import world_beds
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import chains
 from jaxsearch.world import files as world
 from recipes.world import beds
@@ -42,15 +43,28 @@ def test_flaws_are_as_frequent_as_said(questions):
   assert flawed(wrong=0.0, repeat=0.05) == pytest.approx(1 - 0.95**3, abs=0.05)
 
 
-@pytest.mark.parametrize('name, learned', [('actor', None), ('reviewer', 2)])
-def test_of_a_review_its_number_alone_is_learned(name, learned):
+@pytest.mark.parametrize('name', ['actor', 'reviewer'])
+def test_of_a_review_its_number_alone_is_learned(name):
   tokenizer, config = Tokenizer.load(world.folder()), world_beds.get_config()
   examples = list(itertools.islice(beds.examples_of(config, name, tokenizer), 30))
-  for ids, mask in examples:
-    text = tokenizer.decode(ids)
-    assert ('Flawed step' in text) == (sum(mask) <= 3) and (learned is None or 'Flawed step' in text)
-  too_long = sum(len(ids) > config.actor.row_length for ids, _ in examples)  # these are skipped
+  reviews = [tree for tree in examples if isinstance(tree, Tree)]
+  assert len(reviews) == 30 if name == 'reviewer' else 0 < len(reviews) < 20
+  for tree in reviews:
+    said = [leaf.text for leaf in tree.leaves()]
+    assert [node.text for node in tree.nodes(Role.POLICY)] == said
+    assert all('Flawed step' in leaf.parent.text and int(text) <= 4 for leaf, text in zip(tree.leaves(), said))
+  too_long = sum(tree.count() > config.actor.row_length for tree in reviews)  # these are skipped
   assert too_long <= 1
+
+
+def test_a_review_behind_each_step_names_the_first_flaw_so_far(questions):
+  tokenizer, (question, *_) = Tokenizer.load(world.folder()), questions
+  spans, _ = beds.strayed(question, random.Random(0), wrong=0.0, repeat=0.0)
+  tree = beds.reviewed(tokenizer, question, spans, 3, range(1, 5))
+  assert [leaf.text for leaf in tree.leaves()] == [' 0\n', ' 0\n', ' 3\n', ' 3\n']
+  draft = tree.leaves()[-1].path()[:-2]
+  written = [token for node in draft for token in node.tokens]
+  assert written == list(chains.encode_chain(tokenizer, question, spans)[0])
 
 
 @pytest.mark.parametrize('passages', [0.0, 1.0])
