@@ -19,16 +19,15 @@ from typing import Any
 from jaxsearch.evaluation import sweep, sweep_report
 from studies import common
 
-# Bed -> config of its grid, the variant and its baseline, what the pilot changes. CARL's needs critics first.
-PATHS = {'data.hops': (3,), 'eval.questions': 'world:test+world:dev'}  # 260 held-out questions
+# Bed -> config of its grid, the variant and its baseline, what the pilot changes: it came before the policies and
+# the learning rate of configs/claims/_bed.py. CARL's needs critics first.
 BEDS = {
   'SLATE': ('slate', 'whole, judge', 'SLATE', {}),
-  'CuSearch': ('cusearch', 'SDGA-Auto', 'Random-K', PATHS | {
-    'group_size': 6, 'questions_per_step': 16, 'credit.keep': 48, 'credit.singleton': 'zero'}),
-  'Search-R2': ('search_r2', 'Search-R2', 'Search-R1, more drafts', PATHS),
-  'R-Search': ('r_search', 'R-Search', 'without evidence', {'data.hops': (1, 3)}),
+  'CuSearch': ('cusearch', 'Auto, zero', 'Random, zero', {'model': 'world'}),
+  'Search-R2': ('search_r2', 'Search-R2', 'Search-R1, n = 10', {'model': 'world-review'}),  # n = 7 then
+  'R-Search': ('r_search', 'R-Search', 'no box', {'data.hops': (1, 3), 'search.topk': 2}),
 }
-SHORT = {'steps': 12, 'eval.every': 3, 'eval.number': 360, 'eval.temperatures': (0.0,), 'search.noise': 0.1}
+SHORT = {'steps': 12, 'eval.every': 3, 'optim.learning_rate': 1e-4}
 TINY = SHORT | {'steps': 1, 'eval.every': 1, 'eval.number': 4, 'questions_per_step': 2, 'train.micro_rows': 2}
 SIZES = {'full': {'seeds': 3, 'changes': SHORT}, 'small': {'seeds': 2, 'changes': TINY}}
 
