@@ -83,7 +83,8 @@ def measure(given, depth, hops) -> dict:
           every = []
           for _ in range(1 if strategy == 'full' and not shuffled else DRAWS):
             earned = rng.permutation(rewards[here]) if shuffled else rewards[here]
-            mask = cusearch.select(depths[here], earned, ids[here], Context(1, rng, {}), strategy, len(here) // 2, 5)
+            mask = cusearch.select(depths[here], earned, ids[here], Context(1, rng, {}), strategy,
+                                   len(here) // 2, 5)
             advantages = np.asarray(_relative(earned, ids[here] - ids[here][0], num_groups=given.questions,
                                               mask=mask, singleton=singleton))
             counts = np.bincount(ids[here][mask])

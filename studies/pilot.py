@@ -19,8 +19,8 @@ from typing import Any
 from jaxsearch.evaluation import sweep, sweep_report
 from studies import common
 
-# Bed -> config of its grid, the variant and its baseline, what the pilot changes: it came before the policies and
-# the learning rate of configs/claims/_bed.py. CARL's needs critics first.
+# Bed -> config of its grid, the variant and its baseline, what the pilot changes: it came before the policies
+# and the learning rate of configs/claims/_bed.py. CARL's needs critics first.
 BEDS = {
   'SLATE': ('slate', 'whole, judge', 'SLATE', {}),
   'CuSearch': ('cusearch', 'Auto, zero', 'Random, zero', {'model': 'world'}),

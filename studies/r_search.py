@@ -3,7 +3,8 @@
     python -m recipes beds --config.out=runs/beds
     for seed in 0 1; do jaxsearch train --config configs/r_search.py --config.out=runs/beds/r_search_$seed \
       --config.seed=$seed --config.model=runs/beds/seeker --config.steps=8 --config.questions_per_step=12 \
-      --config.data.hops='(2,3)' --config.data.arithmetic=False --config.data.number=1000 --config.eval.every=0; done
+      --config.data.hops='(2,3)' --config.data.arithmetic=False --config.data.number=1000 \
+      --config.eval.every=0; done
     python -m studies.r_search
 
 First the reader's F1 and EM on evidence that is complete, partial, invented, absent, and on passages. Below

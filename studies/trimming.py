@@ -3,9 +3,9 @@
     jaxsearch sweep --config configs/claims/search_r2.py
     python -m studies.trimming
 
-The actor that the grid starts from drafts an answer to each of 200 held-out questions, once, and regenerates every
-draft five times from before each of its steps. Checkpoints of the rows below review these drafts, so A_prec
-and S_trim (appendix D) differ by the reviewer alone. Values are over seeds and drafts together.
+The actor that the grid starts from drafts an answer to each of 200 held-out questions, once, and regenerates
+every draft five times from before each of its steps. Checkpoints of the rows below review these drafts, so
+A_prec and S_trim (appendix D) differ by the reviewer alone. Values are over seeds and drafts together.
 """
 
 import functools
@@ -22,7 +22,7 @@ from studies import common, search_r2
 from studies.search_r2 import HOPS
 
 SIZES = {'full': {'number': 200, 'copies': 5}, 'tiny': {'number': 3, 'copies': 2}}
-JOINT, APART, FROZEN = 'Search-R2', '+ process reward', 'frozen refiner'  # the last reviews with its first weights
+JOINT, APART, FROZEN = 'Search-R2', '+ process reward', 'frozen refiner'
 ROWS = (JOINT, APART, FROZEN)
 MARGIN = 0.01  # of EM: what a term adds to the gain
 
@@ -37,7 +37,8 @@ def draft(question, tree, *, copies, max_tokens=64):
     for _ in range(copies):
       ends.append((yield from act(tree, step.parent, turns=HOPS - kept, max_tokens=max_tokens)))
     values.append(round(float(np.mean([right(end) for end in ends])), 4))
-  tree.root.data['notes'] = {'texts': [step.text for step in steps], 'right': int(right(leaf)), 'values': values}
+  texts = [step.text for step in steps]
+  tree.root.data['notes'] = {'texts': texts, 'right': int(right(leaf)), 'values': values}
 
 
 def review(question, tree, *, texts):
@@ -48,8 +49,9 @@ def review(question, tree, *, texts):
     action = actions.read(node.append(text, Role.POLICY))
     yield from actions.search([action], tree)
     node = action.node.append(action.observation, Role.OBSERVATION)
-  flawed, cuts = yield from refiner.review(tree, node.append(last, Role.POLICY), threshold=0.0, refiner='policy',
-                                           random_share=0.0, template='world')
+  leaf = node.append(last, Role.POLICY)
+  flawed, cuts = yield from refiner.review(
+    tree, leaf, threshold=0.0, refiner='policy', random_share=0.0, template='world')
   tree.root.data['notes'] = [int(flawed == 0), np.round(cuts, 4).tolist()]
 
 

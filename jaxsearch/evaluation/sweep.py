@@ -64,7 +64,7 @@ class SweepRun:
 
 
 def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
-  """Returns the runs of a sweep: first what decides (baseline and primary variants), seed by seed, then the rest.
+  """Returns the runs of a sweep: what decides first (baseline and primary variants), seed by seed.
 
   Raises ValueError, which names a wrong field or override.
   """

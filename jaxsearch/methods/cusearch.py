@@ -59,7 +59,8 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
   gathered, places = context.gather([[(depths[tree], tree.reward) for tree in group] for group in groups])
   chains = np.array([chain for group in gathered for chain in group]).reshape(-1, 2)
   ids = np.repeat(np.arange(len(gathered)), [len(group) for group in gathered])
-  mask = select(chains[:, 0].astype(int), chains[:, 1], ids, context, strategy, min(keep, len(chains)), max_depth)
+  mask = select(chains[:, 0].astype(int), chains[:, 1], ids, context, strategy, min(keep, len(chains)),
+                max_depth)
   masks = np.split(mask, np.cumsum([len(group) for group in gathered]))
   context.metrics['singleton_share'] = sum(part.sum() == 1 for part in masks) / max(mask.sum(), 1)
   groups = [list(itertools.compress(group, masks[place])) for group, place in zip(groups, places)]
@@ -71,7 +72,7 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
 
 def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Context, strategy: str,
            keep: int, max_depth: int) -> np.ndarray:
-  """Selects by depths [N], rewards [N] and questions `ids` [N]: a mask [N] with `keep` ones, or all for 'full'."""
+  """Selects by depths, rewards and questions `ids`, [N] each: a mask [N] with `keep` ones, all for 'full'."""
   number = len(depths)
   if strategy == 'full' or not number:
     return np.ones(number, bool)

@@ -2,7 +2,7 @@
 
   actor     paths of three hops; searches a wrong title now and then and goes on from what that says,
             sometimes repeats a query. It has seen the form of a review, and nothing of what a flaw is
-  reviewer  the actor, taught the flaws: the reviews that it saw, one behind each step, name the first of them
+  reviewer  the actor, taught the flaws: the reviews that it saw, one behind each step, name the first
   countries CARL's policy, taught the facts on some countries, see countries.py
   carl      the same, which copies any name again
   tiers     the same with all logits scaled up, and the corpus and the questions of CARL's study

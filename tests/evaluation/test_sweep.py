@@ -80,8 +80,8 @@ def test_the_grid(tmp_path):
 
 
 def test_what_decides_runs_first(tmp_path):
-  runs = sweep.plan(sweep_config(tmp_path, variants={name: {} for name in ('One', 'Two', 'Three')}, baseline='Three',
-                                 primary=('Two',)))
+  variants = {name: {} for name in ('One', 'Two', 'Three')}
+  runs = sweep.plan(sweep_config(tmp_path, variants=variants, baseline='Three', primary=('Two',)))
   assert [(run.variant, run.seed) for run in runs] == [
     ('Two', 0), ('Three', 0), ('Two', 1), ('Three', 1), ('One', 0), ('One', 1)]
 

@@ -32,7 +32,8 @@ def test_it_runs(tmp_path, capsys, monkeypatch):
     (tmp_path / variant / 'checkpoints' / '12').mkdir(parents=True)
   opened = common.open_bed
   monkeypatch.setattr(common, 'open_bed', lambda config, asked, checkpoint: opened(config, asked))
-  monkeypatch.setattr(sweep, 'plan', lambda _: [Run(variant=name, out=tmp_path / name) for name in trimming.ROWS])
+  runs = [Run(variant=name, out=tmp_path / name) for name in trimming.ROWS]
+  monkeypatch.setattr(sweep, 'plan', lambda _: runs)
   common.main('trimming', trimming.study, trimming.SIZES, ['--size', 'tiny', '--out', str(tmp_path)],
               actor='world-review')
   said = capsys.readouterr().out
