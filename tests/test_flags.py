@@ -29,7 +29,7 @@ def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch
   monkeypatch.chdir(tmp_path)
   for name in ('carl', 'carl.py', 'configs/carl.py', 'configs/carl'):
     assert parse('train', [f'--config={name}'], '')[0].method == 'carl'
-  assert parse('sweep', ['--config=claims/carl'], '')[0].baseline == 'PPO'
+  assert parse('sweep', ['--config=claims/carl'], '')[0].baseline == 'lambda 0.0'
   config, *_ = parse('train', ['--config=smollm2:cusearch'], '')
   assert config.method == 'cusearch' and config.grow.chat
   (tmp_path / 'carl.py').touch()
