@@ -3,6 +3,9 @@
     jaxsearch sweep --config configs/claims/slate.py          # all that starts from the world's policy, the 2 x 2 first
     jaxsearch sweep --config configs/claims/slate.py:bonus    # after the commands below
 
+From this start the control fails: with the answers of other questions SLATE learns as much (docs/claims.md). Take one that has
+more to learn than to search (ACTOR of _bed.py) before it decides anything.
+
 The 2 x 2 decides (its tables 1 and 2): whole chains or truncated steps, judged rewards or exact match. All of its rows are
 the method 'slate', so a malformed action ends a chain in each, and steps count alike; 'whole, EM' is Search-R1's reward and
 sampling. 'truncated, EM' completes a chain from every sibling, so that a search can earn; it pays with tokens, and areas are
