@@ -9,7 +9,7 @@ something else, in training and evaluation alike.
 
 ACTOR = 'runs/beds/actor'  # searches a wrong title somewhere in a third of its chains
 GROWN = 'runs/beds/grown'
-EXCHANGED = 'runs/beds/exchanged.jsonl'  # questions with the answers of others: a control
+CONTROL = {'answers exchanged': {'data.questions': 'runs/beds/exchanged.jsonl'}}  # with those of others: nothing to learn
 
 BED = {
   'steps': 12, 'questions_per_step': 16, 'optim.learning_rate': 1e-5, 'search.noise': 0.1,
