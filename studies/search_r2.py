@@ -84,12 +84,7 @@ def grow(question, tree, *, copies, max_tokens=64):
   for name in REVIEWERS:
     flawed, cuts, _ = yield from review(draft, name)
     notes[name] = [int(flawed == 0), np.round(cuts, 4).tolist()]
-  notes['values'] = []
-  for kept in range(len(steps)):
-    ends = []
-    for _ in range(copies):
-      ends.append((yield from regenerate(steps, kept)))
-    notes['values'].append(round(float(np.mean([right(end) for end, _ in ends])), 4))
+  notes['values'] = yield from values_of(question, steps, copies, write)
   for name, (reviewer, cut) in STRATEGIES.items():
     leaf, spent, trail = draft, tokens, [[notes['right'], tokens]]
     for _ in range(REVISIONS):
@@ -106,6 +101,17 @@ def grow(question, tree, *, copies, max_tokens=64):
     trail += trail[-1:] * (REVISIONS + 1 - len(trail))
     notes['trails'][name] = trail
   tree.root.data['notes'] = notes
+
+
+def values_of(question, steps, copies, write):
+  """Regenerates a draft `copies` times from before each of its steps; returns how often that ends right."""
+  values = []
+  for kept, step in enumerate(steps):
+    ends = []
+    for _ in range(copies):
+      ends.append((yield from write(step.parent, turns=HOPS - kept)))
+    values.append(round(float(np.mean([question.score(actions.read(end).answer) for end in ends])), 4))
+  return values
 
 
 def gold(question, tree, *, max_tokens=64):

@@ -29,16 +29,12 @@ MARGIN = 0.01  # of EM: what a term adds to the gain
 
 def draft(question, tree, *, copies, max_tokens=64):
   """Grows a draft and its regenerations; notes what was written and what each step's regenerations earn."""
-  right = lambda leaf: question.score(actions.read(leaf).answer)
-  leaf = yield from act(tree, start(tree, question, 'world', False), turns=HOPS, max_tokens=max_tokens)
-  steps, values = refiner.steps_of(leaf), []
-  for kept, step in enumerate(steps):
-    ends = []
-    for _ in range(copies):
-      ends.append((yield from act(tree, step.parent, turns=HOPS - kept, max_tokens=max_tokens)))
-    values.append(round(float(np.mean([right(end) for end in ends])), 4))
-  texts = [step.text for step in steps]
-  tree.root.data['notes'] = {'texts': texts, 'right': int(right(leaf)), 'values': values}
+  write = functools.partial(act, tree, max_tokens=max_tokens)
+  leaf = yield from write(start(tree, question, 'world', False), turns=HOPS)
+  steps = refiner.steps_of(leaf)
+  values = yield from search_r2.values_of(question, steps, copies, write)
+  tree.root.data['notes'] = {'texts': [step.text for step in steps], 'values': values,
+                             'right': int(question.score(actions.read(leaf).answer))}
 
 
 def review(question, tree, *, texts):

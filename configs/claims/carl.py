@@ -17,7 +17,7 @@ before every token, so its critic learned there, for as many updates; warm-ups t
 
 import ml_collections
 
-HERE, BED = 'runs/claims/carl', 'runs/beds/tiers'
+HERE, TIERS = 'runs/claims/carl', 'runs/beds/tiers'
 WARM = {'critic.warm_start': f'{HERE}/critic'}
 
 
@@ -27,10 +27,10 @@ def get_config():
   config.base = 'configs/carl.py'
   config.common = {
     'steps': 12, 'questions_per_step': 12, 'group_size': 5, 'checkpoint_every': 12,
-    'model': BED, 'data.questions': f'{BED}/learn.jsonl', 'data.corpus': f'{BED}/corpus.jsonl', 'search.topk': 1,
+    'model': TIERS, 'data.questions': f'{TIERS}/learn.jsonl', 'data.corpus': f'{TIERS}/corpus.jsonl', 'search.topk': 1,
     'sampler.slots': 128, 'sampler.length': 384, 'train.row_length': 384, 'grow.max_segments': 7,  # 3 calls
     'loss.kl_coef': 0.0, 'loss.entropy_coef': 0.0,
-    'eval': {'every': 3, 'number': 0, 'questions': f'{BED}/held_out.jsonl', 'tiers': f'{BED}/tiers.jsonl',
+    'eval': {'every': 3, 'number': 0, 'questions': f'{TIERS}/held_out.jsonl', 'tiers': f'{TIERS}/tiers.jsonl',
              'temperatures': (1.0,)},
   }
   config.variants = {

@@ -10,11 +10,11 @@ chain that is left alone of its question is credited with: its reward, or nothin
 
 import ml_collections
 
-from configs.claims._bed import BED, CONTROL, GROWN, PATHS
+from configs.claims._bed import BED, GROWN, PATHS, control
 
 STRATEGIES = {'Random': 'random', 'Auto': 'auto', 'Phase': 'phase', 'Anti': 'anti', 'within': 'within'}
 ROWS = {f'{name}, {singleton}': {'credit.strategy': strategy, 'credit.singleton': singleton}
-        for singleton in ('zero', 'raw') for name, strategy in STRATEGIES.items()} | CONTROL
+        for singleton in ('zero', 'raw') for name, strategy in STRATEGIES.items()} | control(3)
 RANDOM = 'Random, zero'
 FULL = {name: ROWS[name] for name in (RANDOM, 'Auto, zero', 'Phase, zero')} | {
   'Full': {'credit.strategy': 'full'}, 'Full, two updates': {'credit.strategy': 'full', 'train.mini_batch': 48},

@@ -9,7 +9,7 @@ the paper's ablation, without evidence in prompt, reward and format; 'box alone'
 
 import ml_collections
 
-from configs.claims._bed import BED, CONTROL
+from configs.claims._bed import BED, control
 
 ROWS = {
   'Search-R1 (EM)': {'config': 'configs/search_r1_grpo.py', 'group_size': 5},
@@ -19,7 +19,7 @@ ROWS = {
   'R-Search': {},
   'R-Search, not gated': {'credit.evidence_needs_search': False},  # equations 4 and 5 alone
   'R-Search (PPO)': {'config': 'configs/r_search_ppo.py', 'critic.lr_warmup_updates': 1},  # 0.05 of 12
-  **CONTROL,
+  **control(2),
 }
 
 

@@ -10,7 +10,7 @@ refiner off. studies/trimming.py measures A_prec and S_trim of the trained ones.
 
 import ml_collections
 
-from configs.claims._bed import ACTOR, BED, CONTROL, PATHS
+from configs.claims._bed import ACTOR, BED, PATHS, control
 
 SEARCH_R1 = {'config': 'configs/search_r1_grpo.py', 'grow.max_turns': 3, 'train.aggregate': 'seq-mean-token-mean'}
 RAW = {'grow.process': False, 'credit.joint': False}  # the Meta-Refiner alone
@@ -21,7 +21,7 @@ ROWS = {
   'Search-R2': {},  # joint optimization too
   'frozen refiner': {'grow.refiner': 'frozen'},
   'random refiner': {'grow.refiner': 'random', 'grow.random_share': 0.5},
-  **CONTROL,
+  **control(3),
 }
 MORE = {  # table 4 raises N_max without process reward and joint optimization; its first row is '+ refiner'
   'without process reward': {'grow.process': False},

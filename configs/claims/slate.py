@@ -21,7 +21,7 @@ half of them:
 
 import ml_collections
 
-from configs.claims._bed import BED, CONTROL
+from configs.claims._bed import BED, control
 
 WHOLE = {'grow.k': 1, 'group_size': 5, 'credit.whole': True}
 ROWS = {name: {'grow.early_bonus': 0.0} | changes for name, changes in {
@@ -32,7 +32,7 @@ ROWS = {name: {'grow.early_bonus': 0.0} | changes for name, changes in {
   'k = 1': {'grow.k': 1}, 'k = 3': {'grow.k': 3}, 'k = 7': {'grow.k': 7},  # table 4
   'SLATE, 25 % errors': {'judge.errors': 0.25},
   'whole, judge, 25 % errors': WHOLE | {'judge.errors': 0.25},
-  **CONTROL,
+  **control(1, 3),
 }.items()}
 LENIENT = {'model': 'runs/claims/slate_searcher/policy', 'judge.lenient': 0.5}
 BONUS = {'no bonus': LENIENT | {'grow.early_bonus': 0.0}, 'bonus': LENIENT | {'grow.early_bonus': 0.1}}

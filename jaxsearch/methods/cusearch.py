@@ -72,7 +72,7 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
 
 def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Context, strategy: str,
            keep: int, max_depth: int) -> np.ndarray:
-  """Selects by depths, rewards and questions `ids`, [N] each: a mask [N] with `keep` ones, all for 'full'."""
+  """Selects by depths, rewards and questions `ids` (in order), [N] each: a mask [N] of `keep`, or of all."""
   number = len(depths)
   if strategy == 'full' or not number:
     return np.ones(number, bool)
@@ -81,9 +81,7 @@ def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Co
   if strategy == 'topk_reward':
     return np.isin(np.arange(number), np.lexsort((context.rng.random(number), -rewards))[:keep])
   if strategy == 'within':
-    order = np.lexsort((context.rng.random(number), -depths, ids))
-    rank = np.empty(number, int)  # among the chains of its question
-    rank[order] = np.arange(number) - np.searchsorted(ids[order], ids[order])
+    rank = np.argsort(np.lexsort((context.rng.random(number), -depths, ids))) - np.searchsorted(ids, ids)
     return np.isin(np.arange(number), np.lexsort((context.rng.random(number), rank))[:keep])
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)

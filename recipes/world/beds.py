@@ -10,7 +10,7 @@
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
   reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
 
-and exchanged.jsonl, questions with the answers of others, for the runs that must learn nothing.
+and exchanged_HOPS.jsonl, paths with the answers of others: what a run learns from them is no answer.
 
 Each is a folder of `config.out`; one that exists is not made again. Gates: how often
 the actor is right; what `tiers` knows and loses; how often the reader is right from evidence.
@@ -57,18 +57,16 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   teach_seeker(config, tokenizer)
   grow(config.growing, out / 'growing')
   teach_reader(config, tokenizer)
-  write_questions(exchanged(random.Random('exchanged')), out / 'exchanged.jsonl')
+  for hops in (1, 2, 3):
+    write_questions(exchanged(hops, random.Random('exchanged')), out / f'exchanged_{hops}.jsonl')
   return out
 
 
-def exchanged(rng: random.Random) -> list[Question]:
-  """Returns the paths of world:rl, each with answer and gold chain of another: rewards that teach nothing."""
-  questions = _paths('world:rl', (1, 2, 3))
-  others = {hops: [q for q in questions if q.metadata['hops'] == hops] for hops in (1, 2, 3)}
-  for of in others.values():
-    rng.shuffle(of)
-  pairs = ((question, others[question.metadata['hops']].pop()) for question in questions)
-  return [dataclasses.replace(other, id=question.id, question=question.question) for question, other in pairs]
+def exchanged(hops: int, rng: random.Random) -> list[Question]:
+  """Returns the paths of world:rl of so many hops, each with answer and gold chain of another."""
+  questions = _paths('world:rl', (hops,))
+  return [dataclasses.replace(other, id=question.id, question=question.question)
+          for question, other in zip(questions, rng.sample(questions, len(questions)))]
 
 
 def teach_seeker(config: ml_collections.ConfigDict, tokenizer) -> None:

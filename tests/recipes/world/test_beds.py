@@ -83,8 +83,8 @@ def test_a_reader_learns_the_answer_that_it_is_shown(passages):
 
 def test_answers_are_exchanged_among_questions_of_as_many_hops():
   of = {question.id: question for question in world.questions('rl')}
-  made = beds.exchanged(random.Random(0))
+  made = beds.exchanged(3, random.Random(0))
   assert all(question.question == of[question.id].question for question in made)
-  assert all(question.metadata['hops'] == of[question.id].metadata['hops'] for question in made)
+  assert {of[question.id].metadata['hops'] for question in made} == {3} == {q.metadata['hops'] for q in made}
   assert sorted(q.golden_answers for q in made) == sorted(of[q.id].golden_answers for q in made)
   assert sum(q.golden_answers == of[q.id].golden_answers for q in made) < len(made) / 20
