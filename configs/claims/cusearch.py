@@ -2,6 +2,7 @@
 
     jaxsearch sweep --config configs/claims/cusearch.py         # what decides first; _bed.py makes the policy
     jaxsearch sweep --config configs/claims/cusearch.py:full    # against training on all, by equal updates and by the paper's
+    jaxsearch sweep --config configs/claims/cusearch.py:enough  # condition C1: from a policy that searches as much as it should
     jaxsearch sweep --config configs/claims/cusearch.py:again   # condition C2: a search that is sent again finds the same again
 
 'within' keeps the deepest half of each question's chains, so that depth is the policy's choice. 'raw' and 'zero' are what a
@@ -10,7 +11,7 @@ chain that is left alone of its question is credited with: its reward, or nothin
 
 import ml_collections
 
-from configs.claims._bed import BED, GROWN, PATHS, control
+from configs.claims._bed import ACTOR, BED, GROWN, PATHS, control
 
 STRATEGIES = {'Random': 'random', 'Auto': 'auto', 'Phase': 'phase', 'Anti': 'anti', 'within': 'within'}
 ROWS = {f'{name}, {singleton}': {'credit.strategy': strategy, 'credit.singleton': singleton}
@@ -22,9 +23,10 @@ FULL = {name: ROWS[name] for name in (RANDOM, 'Auto, zero', 'Phase, zero')} | {
   'DAPO': {'credit.strategy': 'full', 'credit.drop_alike': True},
   'AR3PO': {'credit.strategy': 'full', 'sizes.adaptive': True, 'data.number': 64},
 }
+ENOUGH = {name: ROWS[name] | {'model': ACTOR} for name in (RANDOM, 'Auto, zero')}
 AGAIN = {name: ROWS[name] | {'search.noise_each': 'query'} for name in (RANDOM, 'Auto, zero')}
 TABLES = {'': (ROWS, ('Auto, zero', 'Phase, zero', 'Anti, zero')), 'full': (FULL, ('Full',)),
-          'again': (AGAIN, ('Auto, zero',))}
+          'enough': (ENOUGH, ('Auto, zero',)), 'again': (AGAIN, ('Auto, zero',))}
 
 
 def get_config(table: str = ''):
@@ -36,6 +38,6 @@ def get_config(table: str = ''):
   config.variants, config.primary = TABLES[table]
   config.baseline = RANDOM
   config.seeds = tuple(range(5))
-  config.out = f'runs/claims/cusearch{"_again" * (table == "again")}'
+  config.out = f'runs/claims/cusearch{f"_{table}" * (table in ("enough", "again"))}'
   config.parallel = 0  # one on each GPU, or one
   return config.lock()
