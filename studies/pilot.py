@@ -22,7 +22,7 @@ from studies import common
 # Bed -> config of its grid, the variant and its baseline, what the pilot changes: it came before the policies
 # and the learning rate of configs/claims/_bed.py. CARL's needs critics first.
 BEDS = {
-  'SLATE': ('slate', 'whole, judge', 'SLATE', {}),
+  'SLATE': ('slate', 'whole, judge', 'SLATE', {'model': 'world', 'data.hops': (1, 3)}),
   'CuSearch': ('cusearch', 'Auto, zero', 'Random, zero', {'model': 'world'}),
   'Search-R2': ('search_r2', 'Search-R2', 'Search-R1, n = 10', {'model': 'world-review'}),  # n = 7 then
   'R-Search': ('r_search', 'R-Search', 'no box', {'data.hops': (1, 3), 'search.topk': 2}),

@@ -1,0 +1,192 @@
+"""The verdicts of the training grids: contrasts of docs/claims/plan.md over the runs of configs/claims.
+
+    jaxsearch sweep --config configs/claims/cusearch.py
+    python -m studies.trained cusearch    # adds runs that are new to docs/claims/runs/cusearch_trained.jsonl
+
+A row is a run: what each held-out question got at each evaluation, and the tokens that training had spent by
+then. So a clone without run folders prints the same tables.
+"""
+
+import argparse
+import functools
+import importlib
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxsearch.evaluation import sweep, sweep_report, verdicts
+from jaxsearch.training import row_files
+from studies import common
+
+MARGIN = sweep_report.MARGIN
+TIERS = ('tool_rate_tier_2', 'em_tier_2', 'tool_rate_tier_1', 'em_tier_1', 'confident_wrong')
+
+
+class Grid(NamedTuple):
+  """What a paper's grid decides.
+
+  Attributes:
+    contrasts: label -> (a, b), for a - b, or (a, b, c, d), for (a - b) - (c - d); names of runs as in
+      `name_of`. A label in bold is a primary contrast of the plan.
+    control: the variant that learns from right answers as 'answers exchanged' does from others.
+    tables: of its config.
+    measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'end'
+      EM after the last step; others are figures of an evaluation, averaged over the steps.
+  """
+  contrasts: Mapping[str, Sequence[str]]
+  control: str
+  tables: Sequence[str] = ('',)
+  measures: Sequence[str] = ('area', 'end')
+
+
+RANDOM, AUTO, PHASE = 'random-zero', 'auto-zero', 'phase-zero'
+GRIDS = {
+  'cusearch': Grid({
+    '**Auto - Random**': (AUTO, RANDOM), '**Phase - Random**': (PHASE, RANDOM),
+    '**Random - Anti**': (RANDOM, 'anti-zero'),
+    '**Auto - Random, start that searches too little - enough**': (
+      AUTO, RANDOM, f'enough/{AUTO}', f'enough/{RANDOM}'),
+    '**Auto - Random, next documents - the same again**': (AUTO, RANDOM, f'again/{AUTO}', f'again/{RANDOM}'),
+    '**Auto - Top-K reward**': (AUTO, 'top-k-reward'), '**Phase - DAPO**': (PHASE, 'dapo'),
+    'deepest half of each question - Random': ('within-zero', RANDOM), 'AR3PO - Random': ('ar3po', RANDOM),
+    'Auto - Full': (AUTO, 'full'), 'Auto - Full, two updates': (AUTO, 'full-two-updates'),
+    'Auto - Random, raw': ('auto-raw', 'random-raw'), 'Phase - Random, raw': ('phase-raw', 'random-raw'),
+    'Random - Anti, raw': ('random-raw', 'anti-raw')}, RANDOM, ('', 'full', 'enough', 'again')),
+  'search_r2': Grid({
+    '**Search-R2 - Search-R1, n = 10**': ('search-r2', 'search-r1-n-10'),
+    '**Search-R2 - random refiner**': ('search-r2', 'random-refiner'),
+    'Search-R2 - frozen refiner': ('search-r2', 'frozen-refiner'),
+    'Search-R2 - + process reward (not joint)': ('search-r2', 'process-reward'),
+    '+ process reward - + refiner': ('process-reward', 'refiner'),
+    '+ refiner - Search-R1, n = 5': ('refiner', 'search-r1-n-5'),
+    'Search-R1, n = 10 - n = 5': ('search-r1-n-10', 'search-r1-n-5')}, 'search-r2'),
+  'slate': Grid({
+    '**SLATE - whole, EM**': ('slate', 'whole-em'), '**SLATE - whole, judge**': ('slate', 'whole-judge'),
+    '**k = 5 - k = 1**': ('slate', 'k-1'), 'SLATE - truncated, EM': ('slate', 'truncated-em'),
+    'k = 3 - k = 1': ('k-3', 'k-1'), 'k = 7 - k = 5': ('k-7', 'slate'),
+    'no errors - 25 % errors': ('slate', 'slate-25-errors'),
+    'SLATE - whole, judge, both 25 % errors': ('slate-25-errors', 'whole-judge-25-errors'),
+    'bonus - no bonus': ('bonus', 'no-bonus')}, 'slate', ('', 'bonus')),
+  'r_search': Grid({
+    '**R-Search - no box**': ('r-search', 'no-box'), '**GRPO - PPO**': ('r-search', 'r-search-ppo'),
+    'R-Search - box alone': ('r-search', 'box-alone'),
+    'R-Search - box and its format': ('r-search', 'box-and-its-format'),
+    'gated - not gated': ('r-search', 'r-search-not-gated'),
+    'R-Search - Search-R1 (EM)': ('r-search', 'search-r1-em')}, 'r-search'),
+  'carl': Grid({
+    '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
+    'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, '',
+    measures=('tool_rate_tier_2', 'em_tier_2', 'confident_wrong')),
+}  # fmt: skip
+
+
+def name_of(run: sweep.SweepRun, first: pathlib.Path) -> str:
+  """Returns 'variant', or 'table/variant' where a table of the config has a folder of its own."""
+  folder, variant = run.out.parts[-3:-1]
+  return variant if folder == first.name else f'{folder.removeprefix(first.name + "_")}/{variant}'
+
+
+def row_of(run: sweep.SweepRun) -> dict:
+  """Returns the row of a finished run, which was evaluated at one temperature."""
+  rows = sweep_report.evaluations(run)
+  figures = {name: [round(row[name], 4) for row in rows]
+             for name in ('em', 'f1', 'searches', *TIERS) if name in rows[0]}
+  return {
+    'temperature': run.config.eval.temperatures[0], 'step': [row['step'] for row in rows],
+    'tokens': sweep_report.tokens_spent(run, rows).tolist(), **figures,
+    'each': [''.join(str(int(em)) for em in row['em_each']) for row in rows]}  # fmt: skip
+
+
+def collect(grid: str, path: pathlib.Path) -> dict[str, dict[int, dict]]:
+  """Returns variant -> seed -> row of the runs in a file, after adding those that are finished."""
+  config = importlib.import_module(f'configs.claims.{grid}').get_config
+  sweeps = [config(table) if table else config() for table in GRIDS[grid].tables]
+  runs = [run for of in sweeps for run in sweep.plan(of) if sweep.finished(run)]
+  first = pathlib.Path(sweeps[0].out)
+  parts = {f'{name_of(run, first)}/{run.seed}': functools.partial(row_of, run) for run in runs}
+  common.measured(path, parts)
+  found = {}
+  for row in row_files.read(path):
+    variant, seed = row['part'].rsplit('/', 1)
+    found.setdefault(variant, {})[int(seed)] = row
+  return found
+
+
+def curve(row: Mapping) -> np.ndarray:
+  """Returns [T, Q] points of EM at each evaluation."""
+  return 100.0 * np.array([list(map(int, of)) for of in row['each']])
+
+
+def value(row: Mapping, measure: str, budget: float) -> np.ndarray:
+  """Returns [Q] values of a run's questions, or [1] of the run, in points."""
+  if measure == 'area':
+    return verdicts.area(curve(row), row['tokens'], budget)
+  if measure == 'end':
+    return curve(row)[-1]
+  steps = row['step']
+  return np.array([100 * np.trapezoid(row[measure], steps) / steps[-1]])
+
+
+def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
+             measure: str) -> tuple[verdicts.Estimate, np.ndarray] | None:
+  """Estimates a contrast over the seeds that all of its variants have; None if there are none.
+
+  Areas go up to what the cheapest of these runs spends. Also returns the differences, [seeds, questions].
+  """
+  seeds = sorted(set.intersection(*(set(runs.get(name, ())) for name in names)))
+  if not seeds:
+    return None
+  budget = min(runs[name][seed]['tokens'][-1] for name in names for seed in seeds)
+  gaps = sum(sign * np.stack([value(runs[name][seed], measure, budget) for seed in seeds])
+             for name, sign in zip(names, (1, -1, -1, 1)))
+  return (verdicts.estimate(gaps) if gaps.shape[1] > 1 else common.over_units(gaps[:, 0])), gaps
+
+
+def control_of(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]]) -> str:
+  """Returns what a policy learns from the answers of others, and whether the bed may decide by that."""
+  own, other = (runs.get(name, {}).get(0) for name in (grid.control, 'answers-exchanged'))
+  if not own or not other:
+    return ''
+  before, right, wrong = (100 * em for em in (own['em'][0], own['em'][-1], other['em'][-1]))
+  passes = wrong - before < (right - before) / 2
+  said = 'the control passes' if passes else '**the control fails, so nothing is decided**'
+  return (f'EM {before:.1f} before, {right:.1f} with right answers, {wrong:.1f} with those of others '
+          f'(seed 0): {said}.')
+
+
+def study(grid: str, path: pathlib.Path) -> str:
+  """Returns the tables of a grid: its variants, its control, and its contrasts."""
+  runs, of = collect(grid, path), GRIDS[grid]
+  end = lambda rows, name, scale=1: float(np.mean([scale * row[name][-1] for row in rows.values()]))
+  every = [row for rows in runs.values() for row in rows.values()]
+  figures = [name for name in ('em', *TIERS) if all(name in row for row in every)]
+  parts = [common.table([
+    {'variant': name, 'seeds': len(rows), 'tokens (k)': end(rows, 'tokens', 1e-3)}
+    | {f'{figure}, end': end(rows, figure, 100) for figure in figures} | {'searches': end(rows, 'searches')}
+    for name, rows in runs.items()]), control_of(of, runs)]
+  for measure in of.measures:
+    found = {label: contrast(runs, names, measure) for label, names in of.contrasts.items()}
+    found = {label: estimated for label, estimated in found.items() if estimated}
+    decisive = lambda label: MARGIN if label.startswith('**') and measure == of.measures[0] else None
+    if not found:
+      continue
+    decided = common.decide({label: (of_label, decisive(label)) for label, (of_label, _) in found.items()})
+    parts.append(common.table([
+      {'contrast': label, f'points of {measure}': common.interval(estimate), 'p (Holm)': row['corrected'],
+       'verdict': row['verdict'], 'seeds': len(gaps), 'needed for 3 points': needed(gaps)}
+      for row, (label, (estimate, gaps)) in zip(decided, found.items())]))
+  return '\n\n'.join(filter(None, parts))
+
+
+def needed(gaps: np.ndarray) -> int | str:
+  """Returns how many seeds find a difference of MARGIN; '' where one cannot tell."""
+  return (verdicts.seeds_needed(gaps, MARGIN) or '> 100') if min(gaps.shape) > 1 else ''
+
+
+if __name__ == '__main__':
+  parser = argparse.ArgumentParser(prog='python -m studies.trained')
+  parser.add_argument('grid', choices=GRIDS)
+  given = parser.parse_args()
+  print(study(given.grid, common.RUNS / f'{given.grid}_trained.jsonl'))

@@ -1,0 +1,93 @@
+"""The verdicts of training grids: what is made of made-up runs, and that every name is that of a run."""
+
+import importlib
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from jaxsearch.evaluation import sweep, verdicts
+from studies import trained
+
+QUESTIONS = 30
+
+
+@pytest.fixture
+def finish(tmp_path, monkeypatch):
+  """Returns a function that writes the folder of a run of CuSearch's grid, and whose EM it had at the end."""
+  monkeypatch.chdir(tmp_path)
+  plans = {table: sweep.plan(config) for table in trained.GRIDS['cusearch'].tables
+           for config in [importlib.import_module('configs.claims.cusearch').get_config(table)]}
+
+  def finish(table, variant, seed, right, spent=(100, 200)):
+    run = next(run for run in plans[table] if (run.variant, run.seed) == (variant, seed))
+    steps = run.config.steps
+    (run.out / 'checkpoints' / str(steps)).mkdir(parents=True)
+    write = lambda name, rows: (run.out / name).write_text(''.join(json.dumps(row) + '\n' for row in rows))
+    total = np.interp(np.arange(steps + 1), (0, steps // 2, steps), (0, *spent))
+    write('metrics.jsonl', [{'step': step, 'tokens_decoded': tokens, 'tokens_prefilled': 0}
+                            for step, tokens in enumerate(np.diff(total).tolist(), 1)])
+    write('evaluations.jsonl', [
+      {'step': step, 'temperature': 0.0, 'em': float(np.mean(em)), 'f1': 0.0, 'searches': 2.0,
+       'em_each': [float(of) for of in em]}
+      for step, em in ((0, [0] * QUESTIONS), (steps // 2, [0] * QUESTIONS), (steps, right))])
+    return np.array(right)
+
+  return finish
+
+
+def test_a_contrast_is_of_areas_at_equal_tokens_paired_by_seed_and_question(finish, tmp_path):
+  rng = np.random.default_rng(0)
+  draw = lambda: rng.integers(0, 2, QUESTIONS).tolist()
+  auto = [finish('', 'Auto, zero', seed, draw()) for seed in (0, 1, 2)]
+  random = [finish('', 'Random, zero', seed, draw(), spent=(100, 300)) for seed in (0, 1)]
+  runs = trained.collect('cusearch', tmp_path / 'rows.jsonl')
+  estimate, gaps = trained.contrast(runs, (trained.AUTO, trained.RANDOM), 'area')
+  # Up to 200 tokens: Auto's curve rises over the second half, Random's to half of its height.
+  wanted = 100 * (np.stack(auto[:2]) / 4 - np.stack(random) / 2 / 4)
+  np.testing.assert_allclose(gaps, wanted)
+  assert estimate == verdicts.estimate(wanted)
+  end, _ = trained.contrast(runs, (trained.AUTO, trained.RANDOM), 'end')
+  assert end.mean == pytest.approx(100 * (np.mean(auto[:2]) - np.mean(random)))
+  assert trained.contrast(runs, (trained.PHASE, trained.RANDOM), 'area') is None
+
+
+def test_a_difference_of_differences_crosses_the_tables_of_a_grid(finish, tmp_path):
+  for seed in (0, 1):
+    for table in ('', 'enough'):
+      for variant in ('Auto, zero', 'Random, zero'):
+        finish(table, variant, seed, [int((table, variant) == ('', 'Auto, zero'))] * QUESTIONS)
+  runs = trained.collect('cusearch', tmp_path / 'rows.jsonl')
+  (names,) = (names for label, names in trained.GRIDS['cusearch'].contrasts.items() if 'enough' in label)
+  assert trained.contrast(runs, names, 'end')[0].mean == 100
+
+
+def test_rows_outlive_the_run_folders_and_a_figure_of_a_run_is_averaged_over_steps(finish, tmp_path):
+  finish('', 'Auto, zero', 0, [1] * QUESTIONS)
+  path = tmp_path / 'rows.jsonl'
+  before = trained.collect('cusearch', path)
+  for folder in sorted(pathlib.Path('runs').rglob('*'), reverse=True):
+    folder.rmdir() if folder.is_dir() else folder.unlink()
+  assert trained.collect('cusearch', path) == before
+  row = before[trained.AUTO][0]
+  assert trained.value(row, 'searches', 0) == pytest.approx([200])
+  assert trained.value(row, 'em', 0) == pytest.approx([25])
+
+
+@pytest.mark.parametrize('others, said', [(4, 'passes'), (5, 'fails')])
+def test_a_control_fails_that_learns_half_as_much_from_the_answers_of_others(finish, tmp_path, others, said):
+  finish('', 'Random, zero', 0, [1] * 10 + [0] * 20)
+  finish('', 'answers exchanged', 0, [1] * others + [0] * (QUESTIONS - others))
+  assert f'the control {said}' in trained.study('cusearch', tmp_path / 'rows.jsonl')
+
+
+@pytest.mark.parametrize('grid', trained.GRIDS)
+def test_contrasts_name_runs_of_the_grid(grid):
+  of, config = trained.GRIDS[grid], importlib.import_module(f'configs.claims.{grid}').get_config
+  sweeps = [config(table) if table else config() for table in of.tables]
+  first = pathlib.Path(sweeps[0].out)
+  known = {trained.name_of(run, first) for each in sweeps for run in sweep.plan(each)}
+  assert {name for names in of.contrasts.values() for name in names} <= known
+  assert of.control in known | {''}
+  assert all(len(names) in (2, 4) for names in of.contrasts.values())
