@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxsearch.evaluation import calibration
 from jaxsearch.evaluation.calibration import mean
-from jaxsearch.evaluation.figures import OF_SOURCE, Record, column, policy_spans, record_of
+from jaxsearch.evaluation.figures import OF_KINDS, OF_SOURCE, Record, column, policy_spans, record_of
 from jaxsearch.rewards.match import answer_found, normalize_answer
 from jaxsearch.trees.tree import Role, Tree
 
@@ -32,7 +32,7 @@ class ToolCall(NamedTuple):
 
 
 def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dict[str, Any]:
-  """Returns em_of_SOURCE of each data set, and the figures of CARL's tables as far as the records have them.
+  """Returns em_of_SOURCE of each data set, EM by kind, and what the records have of CARL's tables.
 
   Tables 7 and 18 where questions tell their hops; with `tiers` also 3, 6, 14, 16 and 19; with a critic's
   values 11 and 12. Figures that are undefined are left out.
@@ -44,6 +44,7 @@ def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dic
   by_rule = [{**record, 'em': record[right]} for record in records]
   figures = {OF_SOURCE + source: mean([record['em'] for record in by_rule if record['source'] == source])
              for source in sorted({record['source'] for record in records} - {''})}
+  figures |= {name: mean([record[name] for record in records if name in record]) for name in OF_KINDS}
   figures |= hop_figures(by_rule)
   if tiers or any('hops' in record for record in records):
     figures['errors'] = errors(by_rule)

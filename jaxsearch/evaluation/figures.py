@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import metrics
-from jaxsearch.rewards.match import entity_match, f1, substring_match
+from jaxsearch.rewards.match import entity_match, f1, normalize_answer, substring_match
 from jaxsearch.trees.tree import Role, Tree, spans
 
 FOLDS = ('folds', 'tokens_saved', 'answers_lost')  # of trees whose context is folded, see methods/folding.py
@@ -72,6 +72,9 @@ FIGURES = {
   **{name: _number(name.replace('_', ' ')) for name in FOLDS},
   'model_calls': _number('model calls'), 'tokens': _number('tokens generated'), 'seconds': _number('seconds'),
 }
+# EM by what an answer is, see `kind_of`: a coin answers half of the last two right.
+OF_KINDS = {'em_open': Figure('EM, open'), 'em_choice': Figure('EM, choices'),
+            'em_yes_no': Figure('EM, yes or no')}
 # Of BrowseComp-Plus, see browsecomp_plus.py.
 OF_EVIDENCE = {'evidence_recall': Figure('evidence retrieved'), 'judged': Figure('right by the judge')}
 # Of many answers, where `config.eval.tiers` or a critic gives them: see competence.py.
@@ -100,11 +103,20 @@ def asked_of(question: Question) -> dict[str, Any]:
           'golden_answers': list(question.golden_answers)}
 
 
+def kind_of(question: Question) -> str:
+  """Returns 'yes_no' where that is the answer, 'choice' where the question names it, else 'open'."""
+  golds, asked = map(normalize_answer, question.golden_answers), f' {normalize_answer(question.question)} '
+  kinds = {'yes_no' if gold in ('yes', 'no') else 'choice' if f' {gold} ' in asked else 'open'
+           for gold in golds}
+  return min(kinds, key=('yes_no', 'choice', 'open').index)
+
+
 def record_of(tree: Tree) -> dict[str, Any]:
   """Returns a finished tree as JSON can hold it: what was asked and answered, how, and its `FIGURES`."""
   record = asked_of(tree.question) | {'prediction': tree.answer, 'stop': tree.stop,
                                       'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
   record |= {name: figure.of(tree) for name, figure in FIGURES.items() if figure.of}
+  record[f'em_{kind_of(tree.question)}'] = record['em']
   record |= {name: tree.metrics[name] for name in FOLDS if name in tree.metrics}
   record |= {} if tree.reward is None else {'reward': float(tree.reward)}
   return record | {name: tree.question.metadata[name] for name in ('hops',) if name in tree.question.metadata}
@@ -129,7 +141,7 @@ def look_up(name: str) -> Figure:
   """Returns the figure of a name: that of EM for EM of a data set, shares for pass@k and the like."""
   if name.startswith(OF_SOURCE):
     return FIGURES['em']._replace(heading=f'EM {name.removeprefix(OF_SOURCE)}')
-  return (FIGURES | OF_EVIDENCE | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
+  return (FIGURES | OF_KINDS | OF_EVIDENCE | OF_TIERS | OF_REFINEMENT).get(name, Figure(name))
 
 
 def means(records: Sequence[Record]) -> dict[str, float]:
@@ -187,8 +199,8 @@ def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
 
 def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_book: Mapping | None) -> dict:
   first, n, right = samples[0], len(samples), [record['em'] for record in samples]
-  row = {name: float(np.mean([record[name] for record in samples])) for name in FIGURES | OF_EVIDENCE
-         if name in first}
+  row = {name: float(np.mean([record[name] for record in samples]))
+         for name in FIGURES | OF_KINDS | OF_EVIDENCE if name in first}
   for k in (2 ** power for power in range(n.bit_length())) if n > 1 else ():
     row[f'pass@{k}'] = metrics.pass_at_k(n, int(sum(right)), k)
     row[f'pass^{k}'] = metrics.pass_all_k(n, int(sum(right)), k)

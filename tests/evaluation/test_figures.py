@@ -2,6 +2,7 @@
 
 import pytest
 
+from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import figures
 
 
@@ -38,3 +39,17 @@ def test_answers_in_the_corpus_are_counted_apart():
              record('nq', '3', 0.0)]
   nq = figures.scores(records, in_corpus={'y'})['benchmarks']['nq']
   assert nq['share_in_corpus'] == pytest.approx(2 / 3) and nq['em_in_corpus'] == 1 / 2
+
+
+def test_answers_are_yes_or_no_one_of_those_that_the_question_names_or_open():
+  kinds = {('Is Oviedo in Spain?', 'Yes'): 'yes_no', ('Who is older, Ann or the Bo?', 'Bo'): 'choice',
+           ('Who is older, Ann or Bo?', 'Bob'): 'open', ('Is it Bo?', 'Bo', 'no'): 'yes_no',
+           ('Who?', ''): 'open'}
+  assert {asked: figures.kind_of(Question('1', asked[0], asked[1:])) for asked in kinds} == kinds
+
+
+def test_scores_by_kind_are_over_the_questions_of_the_kind():
+  of = lambda name, em, kind: record('nq', name, em) | {f'em_{kind}': em}
+  nq = figures.scores([of('1', 1.0, 'open'), of('2', 0.0, 'open'), of('3', 1.0, 'yes_no')])['benchmarks']['nq']
+  assert (nq['em_open'], nq['em_yes_no'], nq['em']) == (1 / 2, 1, pytest.approx(2 / 3))
+  assert 'em_choice' not in nq and figures.look_up('em_open').heading == 'EM, open'
