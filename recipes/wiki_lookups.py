@@ -16,7 +16,7 @@ import random
 import re
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxsearch.data.corpus import Document, first_words
@@ -174,8 +174,11 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
   times = Counter(one.question.question for one in made)  # a description can be that of two people
   made = [one for one in made if times[one.question.question] == 1]
   rng.shuffle(made)
-  return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
-          for number, one in enumerate(made)]
+  return [numbered(one, f'lookup_{number}') for number, one in enumerate(made)]
+
+
+def numbered(lookup: Lookup, name: str) -> Lookup:
+  return dataclasses.replace(lookup, question=dataclasses.replace(lookup.question, id=name))
 
 
 def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Iterator[Lookup]:
@@ -226,38 +229,25 @@ def _step(entity: Entity, attribute: str) -> Step:
 def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str],
             steps: Sequence[Step]) -> Lookup:
   answer, conclusion = result
-  return Lookup(Question('', question, (answer,), {'kind': kind}), tuple(steps), conclusion, about.held_out)
-
-
-def balanced(questions: Iterable[Question]) -> list[Question]:
-  """Without the yes or no that is ahead: of each kind every beginning has as many of one answer as of the
-  other, or one more.
-
-  A policy that is paid for a guess would learn the commoner of the two.
-  """
-  seen, kept = Counter(), []
-  for question in questions:
-    kind, answer = question.metadata['kind'], question.golden_answers[0]
-    other = {'yes': 'no', 'no': 'yes'}.get(answer)
-    if other is None or seen[kind, answer] <= seen[kind, other]:
-      seen[kind, answer] += 1
-      kept.append(question)
-  return kept
+  return Lookup(Question('', question, (answer,), {'source': kind}), tuple(steps), conclusion, about.held_out)
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
-  """The longest list with these shares of the kinds; every beginning of it has them too.
+  """Returns the longest list with kinds in these proportions; every beginning of it has them too.
 
-  [] where a kind with a share is absent; KeyError for a question of a kind without one.
+  Questions of kinds without a share are left out; [] where a kind with one is absent.
   """
-  there = Counter(question.metadata['kind'] for question in questions)
+  shares = {kind: share for kind, share in shares.items() if share}
+  there = Counter(question.metadata.get('source') for question in questions)
   most = min(there[kind] / share for kind, share in shares.items())
   seen, places = Counter(), []
   for question in questions:
-    kind = question.metadata['kind']
-    places.append((seen[kind] + 0.5) / shares[kind])
-    seen[kind] += 1
-  ordered = sorted(zip(places, questions), key=lambda pair: pair[0])
+    kind = question.metadata.get('source')
+    if kind in shares:
+      places.append((seen[kind] + 0.5) / shares[kind])
+      seen[kind] += 1
+  asked = (question for question in questions if question.metadata.get('source') in shares)
+  ordered = sorted(zip(places, asked), key=lambda pair: pair[0])
   return [question for place, question in ordered if place <= most]
 
 

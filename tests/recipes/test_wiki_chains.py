@@ -58,6 +58,12 @@ def test_no_chain_where_a_passage_is_not_found_or_searches_run_out(results, sear
   assert chains.write_chain(lookup, results.__getitem__, '', Tagged(Letters()), searches) is None
 
 
+def test_no_chain_searches_for_its_answer():
+  described = lookups.Lookup(Question('8', 'Who lives in Oslo?', ('Ann Lee',)), STEPS[1:])
+  results = {'Who lives in Oslo?': [OTHER], 'Ann Lee': [TWO]}
+  assert chains.write_chain(described, results.__getitem__, '', Tagged(Letters()), 3) is None
+
+
 TWO_MORE = Document('900', 'Zwickau loaves',
                     'Xavier Quill baked the enormous sourdough loaves of Zwickau. Nobody else did.')
 
@@ -89,17 +95,21 @@ def test_the_files_fit_each_other_and_the_policy(written):
   by_id = {question.id: question for question in [*read_questions(config.data.questions), *questions]}
   assert [figures[name] for name in names[:3]] == [len(questions), len(held_out), len(hard)]
   assert len(trees) == figures['chains'] == 60 and figures['hard_held_out'] > 0
-  kinds = [question.metadata['kind'] for question in hard]
-  for kind, share in chains.HARD.items():
-    assert kinds.count(kind) == pytest.approx(share * len(hard), abs=4)
+  kinds = [question.metadata['source'] for question in hard]
+  shares = chains.HARD | {'free text': config.free_text}
+  assert set(kinds) == set(shares)
+  for kind, share in shares.items():
+    assert kinds.count(kind) == pytest.approx(share * len(hard) / sum(shares.values()), abs=4)
   assert not {one.question for one in held_out} & {one.question for one in questions}
   kinds = set()
   for record, tree in zip(records, trees):
     question, spans = by_id[record['id']], [node.text for node in tree.nodes(Role.POLICY)]
     assert formats.chain_format(spans) == 1.0 and question.score(grammar.answer(spans[-1])) == 1.0
     assert len(spans) > 1
-    kinds.add(question.metadata.get('kind', 'own'))
-  assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison', 'bridge comparison'}
+    kinds.add(question.metadata.get('source', 'own'))
+  assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison', 'bridge comparison',
+                   'free text'}
+  assert figures['chains_free_text'] >= 3 * figures['chains_bridge']  # four for one
   assert own_held_out and not {one.id for one in own_held_out} & {record['id'] for record in records}
   assert 0 < figures['chains_own'] <= figures['tried_own'] <= 40 - len(own_held_out)
   # The last round may have more.

@@ -25,7 +25,8 @@ def encyclopedia() -> list[Document]:
     day = f'{number % 28 + 1}'
     passages.append((f'{name} (director)' if number % 3 == 0 else name, (
       f'{first} Maria {last} ({day} May {1900 + number} – {day} June {1970 + number}) was a '
-      f'{adjectives[number % 2]} film director. {last} was born in Lisbon. {last} is best known for films.')))
+      f'{adjectives[number % 2]} film director. {last} was born in Lisbon. {last} is best known for films. '
+      f'He moved to Porto in {1931 + number % 7}.')))
   for number in range(40):
     title = f'The {LAST[number % 13]} Affair {number:02}'
     passages.append((title, (f'{title} is a {1930 + number} {adjectives[number % 2]} drama film directed by '
@@ -68,12 +69,12 @@ def test_names_are_exchanged_everywhere_within_their_kind():
 
 
 def test_every_answer_stands_in_the_passages_that_its_steps_name():
-  assert {one.question.metadata['kind'] for one in MADE} == {
+  assert {one.question.metadata['source'] for one in MADE} == {
     'one passage', 'described', 'bridge', 'comparison', 'bridge comparison'}
   assert len({one.question.id for one in MADE}) == len(MADE)
   by_id = {document.id: document for document in DOCUMENTS}
   for one in MADE:
-    answer, kind = one.question.golden_answers[0], one.question.metadata['kind']
+    answer, kind = one.question.golden_answers[0], one.question.metadata['source']
     last = by_id[one.steps[-1].passage]
     assert len(one.steps) == {'bridge': 2, 'comparison': 2, 'bridge comparison': 4}.get(kind, 1)
     for step in one.steps:
@@ -95,7 +96,7 @@ def test_comparisons_are_right(kind):
   facts = {entity.name: entity.facts for entity in lookups.entities(DOCUMENTS, 64)}
   forms = collections.Counter()
   for one in MADE:
-    if one.question.metadata['kind'] != kind:
+    if one.question.metadata['source'] != kind:
       continue
     names, text = [step.query for step in one.steps], one.question.question
     answer, = one.question.golden_answers
@@ -124,21 +125,21 @@ def test_comparisons_are_right(kind):
 
 
 def test_questions_held_out_share_no_passage_with_those_of_training():
-  for kind in {one.question.metadata['kind'] for one in MADE}:
-    assert {one.held_out for one in MADE if one.question.metadata['kind'] == kind} == {False, True}
+  for kind in {one.question.metadata['source'] for one in MADE}:
+    assert {one.held_out for one in MADE if one.question.metadata['source'] == kind} == {False, True}
   steps = {held: {step for one in MADE if one.held_out == held for step in one.steps}
            for held in (False, True)}
   for part in ('passage', 'query', 'finding'):
     assert not {getattr(step, part) for step in steps[False]} & {getattr(step, part) for step in steps[True]}
 
 
-@given(st.lists(st.tuples(st.sampled_from('ab'), st.sampled_from(['yes', 'no', 'Oslo'])), max_size=40))
-def test_yes_is_right_as_often_as_no_from_the_beginning_on(drawn):
-  questions = [Question(str(number), '', (answer,), {'kind': kind})
-               for number, (kind, answer) in enumerate(drawn)]
-  kept = lookups.balanced(questions)
-  assert kept == [one for one in questions if one in kept or one.golden_answers == ('Oslo',)]
-  for kind in 'ab':
-    answers = [one.golden_answers[0] for one in kept if one.metadata['kind'] == kind]
-    for number in range(len(answers) + 1):
-      assert abs(answers[:number].count('yes') - answers[:number].count('no')) <= 1
+@given(st.lists(st.sampled_from('abc'), max_size=60), st.integers(1, 3), st.integers(0, 3))
+def test_every_beginning_has_the_kinds_in_their_proportions(kinds, a, b):
+  questions = [Question(str(number), '', (), {'source': kind}) for number, kind in enumerate(kinds)]
+  kept = lookups.mixed(questions, {'a': a, 'b': b})
+  assert len(set(kept)) == len(kept) and set(kept) <= set(questions)
+  for number in range(len(kept) + 1):
+    count = {kind: sum(one.metadata['source'] == kind for one in kept[:number]) for kind in 'abc'}
+    assert count['c'] == 0 and abs(count['a'] * b - count['b'] * a) <= max(a, b)
+  spare = {kind: kinds.count(kind) - sum(one.metadata['source'] == kind for one in kept) for kind in 'ab'}
+  assert spare['a'] < a or (b and spare['b'] < b)
