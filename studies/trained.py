@@ -30,18 +30,18 @@ class Grid(NamedTuple):
   Attributes:
     contrasts: label -> (a, b), for a - b, or (a, b, c, d), for (a - b) - (c - d); names of runs as in
       `name_of`. A label in bold is a primary contrast of the plan.
-    control: the variant that learns from right answers as 'answers exchanged' does from others.
+    control: a variant, and the one that learns as it does from what says nothing of its questions.
     tables: of its config.
     measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'end'
       EM after the last step; others are figures of an evaluation, averaged over the steps.
   """
   contrasts: Mapping[str, Sequence[str]]
-  control: str
+  control: tuple[str, str]
   tables: Sequence[str] = ('',)
   measures: Sequence[str] = ('area', 'end')
 
 
-RANDOM, AUTO, PHASE = 'random-zero', 'auto-zero', 'phase-zero'
+RANDOM, AUTO, PHASE, EXCHANGED = 'random-zero', 'auto-zero', 'phase-zero', 'answers-exchanged'
 GRIDS = {
   'cusearch': Grid({
     '**Auto - Random**': (AUTO, RANDOM), '**Phase - Random**': (PHASE, RANDOM),
@@ -53,7 +53,7 @@ GRIDS = {
     'deepest half of each question - Random': ('within-zero', RANDOM), 'AR3PO - Random': ('ar3po', RANDOM),
     'Auto - Full': (AUTO, 'full'), 'Auto - Full, two updates': (AUTO, 'full-two-updates'),
     'Auto - Random, raw': ('auto-raw', 'random-raw'), 'Phase - Random, raw': ('phase-raw', 'random-raw'),
-    'Random - Anti, raw': ('random-raw', 'anti-raw')}, RANDOM, ('', 'full', 'enough', 'again')),
+    'Random - Anti, raw': ('random-raw', 'anti-raw')}, (RANDOM, EXCHANGED), ('', 'full', 'enough', 'again')),
   'search_r2': Grid({
     '**Search-R2 - Search-R1, n = 10**': ('search-r2', 'search-r1-n-10'),
     '**Search-R2 - random refiner**': ('search-r2', 'random-refiner'),
@@ -61,23 +61,23 @@ GRIDS = {
     'Search-R2 - + process reward (not joint)': ('search-r2', 'process-reward'),
     '+ process reward - + refiner': ('process-reward', 'refiner'),
     '+ refiner - Search-R1, n = 5': ('refiner', 'search-r1-n-5'),
-    'Search-R1, n = 10 - n = 5': ('search-r1-n-10', 'search-r1-n-5')}, 'search-r2'),
+    'Search-R1, n = 10 - n = 5': ('search-r1-n-10', 'search-r1-n-5')}, ('search-r2', EXCHANGED)),
   'slate': Grid({
     '**SLATE - whole, EM**': ('slate', 'whole-em'), '**SLATE - whole, judge**': ('slate', 'whole-judge'),
     '**k = 5 - k = 1**': ('slate', 'k-1'), 'SLATE - truncated, EM': ('slate', 'truncated-em'),
     'k = 3 - k = 1': ('k-3', 'k-1'), 'k = 7 - k = 5': ('k-7', 'slate'),
     'no errors - 25 % errors': ('slate', 'slate-25-errors'),
     'SLATE - whole, judge, both 25 % errors': ('slate-25-errors', 'whole-judge-25-errors'),
-    'bonus - no bonus': ('bonus', 'no-bonus')}, 'slate', ('', 'bonus')),
+    'bonus - no bonus': ('bonus', 'no-bonus')}, ('slate', 'scores-at-random'), ('', 'bonus')),
   'r_search': Grid({
     '**R-Search - no box**': ('r-search', 'no-box'), '**GRPO - PPO**': ('r-search', 'r-search-ppo'),
     'R-Search - box alone': ('r-search', 'box-alone'),
     'R-Search - box and its format': ('r-search', 'box-and-its-format'),
     'gated - not gated': ('r-search', 'r-search-not-gated'),
-    'R-Search - Search-R1 (EM)': ('r-search', 'search-r1-em')}, 'r-search'),
+    'R-Search - Search-R1 (EM)': ('r-search', 'search-r1-em')}, ('r-search', EXCHANGED)),
   'carl': Grid({
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
-    'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, '',
+    'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
     measures=('tool_rate_tier_2', 'em_tier_2', 'confident_wrong')),
 }  # fmt: skip
 
@@ -145,14 +145,14 @@ def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
 
 
 def control_of(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]]) -> str:
-  """Returns what a policy learns from the answers of others, and whether the bed may decide by that."""
-  own, other = (runs.get(name, {}).get(0) for name in (grid.control, 'answers-exchanged'))
+  """Returns what a policy learns in the control, and whether the bed may decide by that."""
+  own, other = (runs.get(name, {}).get(0) for name in grid.control)
   if not own or not other:
     return ''
   before, right, wrong = (100 * em for em in (own['em'][0], own['em'][-1], other['em'][-1]))
   passes = wrong - before < (right - before) / 2
   said = 'the control passes' if passes else '**the control fails, so nothing is decided**'
-  return (f'EM {before:.1f} before, {right:.1f} with right answers, {wrong:.1f} with those of others '
+  return (f'EM {before:.1f} before, {right:.1f} after, {wrong:.1f} in the control '
           f'(seed 0): {said}.')
 
 
