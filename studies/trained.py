@@ -2,6 +2,7 @@
 
     jaxsearch sweep --config configs/claims/cusearch.py
     python -m studies.trained cusearch    # adds runs that are new to docs/claims/runs/cusearch_trained.jsonl
+    python -m studies.trained systems --plot docs/plots/systems.png    # also draws EM against tokens
 
 A row is a run: what each held-out question got at each evaluation, and the tokens that training had spent by
 then. So a clone without run folders prints the same tables.
@@ -10,13 +11,15 @@ then. So a clone without run folders prints the same tables.
 import argparse
 import functools
 import importlib
+import itertools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from jaxsearch.evaluation import sweep, sweep_report, verdicts
+from configs.claims import systems
+from jaxsearch.evaluation import plots, sweep, sweep_report, verdicts
 from jaxsearch.training import row_files
 from studies import common
 
@@ -79,6 +82,8 @@ GRIDS = {
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
     'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
     measures=('tool_rate_tier_2', 'em_tier_2', 'confident_wrong')),
+  'systems': Grid({f'{name} - Search-R1': (sweep.slug(name), 'search-r1') for name in systems.ROWS if
+                   name != 'Search-R1'}, ('', '')),
 }  # fmt: skip
 
 
@@ -185,8 +190,21 @@ def needed(gaps: np.ndarray) -> int | str:
   return (verdicts.seeds_needed(gaps, MARGIN) or '> 100') if min(gaps.shape) > 1 else ''
 
 
+def draw(runs: Mapping[str, Mapping[int, Mapping]], file: str) -> None:
+  """Draws EM against tokens, a line for each variant, the mean over its seeds."""
+  figure, (axes,) = plots.panels([('thousand tokens decoded and prefilled', 'EM, held-out questions (%)')], 1)
+  for (name, rows), look in zip(runs.items(), itertools.cycle(plots.looks())):
+    tokens, em = (np.mean([row[key] for row in rows.values()], axis=0) for key in ('tokens', 'em'))
+    axes.plot(tokens / 1000, 100 * em, label=f'{name} ({len(rows)})', markersize=4, **look)
+  plots.save(figure, file, loc='outside right upper', title='mean over (seeds)')
+
+
 if __name__ == '__main__':
   parser = argparse.ArgumentParser(prog='python -m studies.trained')
   parser.add_argument('grid', choices=GRIDS)
+  parser.add_argument('--plot', help='PNG file of EM against tokens; none if not given')
   given = parser.parse_args()
-  print(study(given.grid, common.RUNS / f'{given.grid}_trained.jsonl'))
+  rows = common.RUNS / f'{given.grid}_trained.jsonl'
+  print(study(given.grid, rows))
+  if given.plot:
+    draw(collect(given.grid, rows), given.plot)

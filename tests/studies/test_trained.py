@@ -82,6 +82,13 @@ def test_a_control_fails_that_learns_half_as_much_from_the_answers_of_others(fin
   assert f'the control {said}' in trained.study('cusearch', tmp_path / 'rows.jsonl')
 
 
+def test_a_plot_has_a_line_for_each_variant(finish, tmp_path):
+  for variant in ('Auto, zero', 'Random, zero'):
+    finish('', variant, 0, [1] * QUESTIONS)
+  trained.draw(trained.collect('cusearch', tmp_path / 'rows.jsonl'), tmp_path / 'plot.png')
+  assert (tmp_path / 'plot.png').stat().st_size > 10_000
+
+
 @pytest.mark.parametrize('grid', trained.GRIDS)
 def test_contrasts_name_runs_of_the_grid(grid):
   of, config = trained.GRIDS[grid], importlib.import_module(f'configs.claims.{grid}').get_config
