@@ -3,8 +3,8 @@
     jaxsearch sweep --config configs/claims/search_r2.py        # what decides first; _bed.py makes the policy
     jaxsearch sweep --config configs/claims/search_r2.py:tables # the rows of its tables 3, 4, 5, 7 and 8, against Search-R1
 
-The actor searches a wrong title somewhere in a third of its chains and knows what a review looks like. Greedily it seldom errs, so
-rates are three times those of the other grids and evaluations sample at temperature 1. Areas are taken at equal
+The actor searches a wrong title somewhere in a third of its chains and knows what a review looks like. Greedily it seldom errs,
+so rates are three times those of the other grids and evaluations sample at temperature 1. Areas are taken at equal
 tokens, so '+ refiner' and more drafts need not cost the same. Every policy is evaluated as the paper deploys it: one chain, the
 refiner off. studies/trimming.py measures A_prec and S_trim of the trained ones.
 """
