@@ -144,8 +144,12 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
   return tables.layout([list(rows[0]), *(list(map(cell, row.values())) for row in rows)], 'markdown')
 
 
-def measured(path: pathlib.Path, parts: Mapping[str, Callable[[], dict]]) -> dict[str, dict]:
-  """Returns name -> row of every part; those that the file at `path` lacks are measured and appended."""
+def measured(path: pathlib.Path, parts: Mapping[str, Callable[[], dict]],
+             others: bool = False) -> dict[str, dict]:
+  """Returns name -> row of every part; those that the file at `path` lacks are measured and appended.
+
+  With `others` also rows of the file that are none of the parts, since a clone has no run folders.
+  """
   have = {row['part']: row for row in row_files.read(path)}
   path.parent.mkdir(parents=True, exist_ok=True)
   for name, measure in parts.items():
@@ -153,7 +157,7 @@ def measured(path: pathlib.Path, parts: Mapping[str, Callable[[], dict]]) -> dic
       have[name] = {'part': name} | measure() | VERSIONS | {'date': datetime.date.today().isoformat()}
       row_files.append(path, [have[name]])
       print(f'{name}: done', flush=True)
-  return {name: have[name] for name in parts}
+  return have if others else {name: have[name] for name in parts}
 
 
 def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],

@@ -20,7 +20,6 @@ import numpy as np
 
 from configs.claims import systems
 from jaxsearch.evaluation import plots, sweep, sweep_report, verdicts
-from jaxsearch.training import row_files
 from studies import common
 
 MARGIN = sweep_report.MARGIN
@@ -111,10 +110,9 @@ def collect(grid: str, path: pathlib.Path) -> dict[str, dict[int, dict]]:
   runs = [run for of in sweeps for run in sweep.plan(of) if sweep.finished(run)]
   first = pathlib.Path(sweeps[0].out)
   parts = {f'{name_of(run, first)}/{run.seed}': functools.partial(row_of, run) for run in runs}
-  common.measured(path, parts)
   found = {}
-  for row in row_files.read(path):
-    variant, seed = row['part'].rsplit('/', 1)
+  for part, row in common.measured(path, parts, others=True).items():
+    variant, seed = part.rsplit('/', 1)
     found.setdefault(variant, {})[int(seed)] = row
   return found
 

@@ -67,7 +67,9 @@ def study(given, out) -> str:
   for run in (run for run in sweep.plan(grid.get_config()) if run.variant in ROWS):
     for path in sorted((run.out / 'checkpoints').glob('[0-9]*'), key=lambda path: int(path.name)):
       parts[f'{run}, step {path.name}'] = functools.partial(reviews, str(path))
-  return report(drafts, common.measured(out, parts))
+  rows = common.measured(out, parts, others=True)
+  del rows['drafts']
+  return report(drafts, rows)
 
 
 def report(drafts, rows) -> str:

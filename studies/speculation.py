@@ -1,0 +1,67 @@
+"""R-Search's claim that evidence keeps a policy from guessing: EM where it found all gold passages, and where not.
+
+    jaxsearch sweep --config configs/claims/r_search.py
+    python -m studies.speculation
+
+The trained policies answer the held-out questions of the grid once more, greedily. A right answer without the
+passages was guessed, or came from another passage; half of the comparisons are guessed right.
+"""
+
+import functools
+
+import numpy as np
+
+from configs.claims import r_search as grid
+from jaxsearch.evaluation import sweep
+from jaxsearch.evaluation.answers import read_held_out
+from jaxsearch.sampler.requests import Sampling
+from jaxsearch.trees.tree import Role, Tree
+from studies import common
+
+SIZES = {'full': {'number': 0}, 'tiny': {'number': 6}}
+WITH, WITHOUT = 'R-Search', 'no box'
+
+
+def found_all(tree: Tree) -> bool:
+  """Tells whether the searches of a tree returned the passage of every step to its answer."""
+  titles = {document.title for node in tree.nodes(Role.POLICY) for document in node.data.get('documents', ())}
+  return titles >= {step['query'] for step in tree.question.metadata['steps']}
+
+
+def answers(run: sweep.SweepRun, number: int) -> dict:
+  """Answers the first `number` held-out questions, all if 0: which found all, which are right."""
+  questions, _ = read_held_out(run.config)
+  bed = common.open_bed(run.config, questions[:number or None], str(run.out), **run.config.eval.grow)
+  trees = [tree for tree, in common.grow(bed, run.config.seed, sampling=Sampling(0.0))]
+  return {'found': [int(found_all(tree)) for tree in trees],
+          'right': [int(tree.question.score(tree.answer)) for tree in trees]}
+
+
+def study(given, out) -> str:
+  """Measures what is missing and returns the table."""
+  runs = [run for run in sweep.plan(grid.get_config()) if run.variant in (WITH, WITHOUT)]
+  parts = {f'{run.variant}/{run.seed}': functools.partial(answers, run, given.number)
+           for run in runs if sweep.finished(run)}
+  return report(common.measured(out, parts, others=True))
+
+
+def report(rows) -> str:
+  """Writes the table: shares over seeds, and differences of those paired by seed."""
+  seeds = sorted({int(part.split('/')[1]) for part in rows})
+  values = {variant: np.array([split(rows[f'{variant}/{seed}']) for seed in seeds])
+            for variant in (WITH, WITHOUT)}
+  values[f'{WITH} - {WITHOUT}'] = values[WITH] - values[WITHOUT]
+  names = 'found all passages', 'EM where it did', 'EM where it did not'
+  return common.table([{'policy': policy, 'seeds': len(seeds)} | {
+    name: common.interval(common.over_units(column), 100) for name, column in zip(names, of.T)}
+    for policy, of in values.items()])
+
+
+def split(row) -> tuple[float, float, float]:
+  """Returns the share that found all passages, and EM among these and among the others."""
+  found, right = (np.array(row[name], bool) for name in ('found', 'right'))
+  return found.mean(), right[found].mean(), right[~found].mean()
+
+
+if __name__ == '__main__':
+  common.main('speculation', study, SIZES)
