@@ -41,7 +41,7 @@ def get_config(stage: str = 'chains'):
     config.out = 'runs/smollm2_wiki/rl'
     config.model = 'runs/smollm2_wiki/cold_policy'  # merged into its base, below a new adapter
     config.data.questions, config.data.corpus = made + '/hard_questions.jsonl', made + '/corpus.jsonl'
-    config.steps, config.questions_per_step, config.group_size = 100, 4, 8
+    config.steps, config.questions_per_step, config.group_size = 200, 4, 8
     config.loss.kl_coef = 0.0
     config.credit.drop_alike = True  # a group of equal rewards would cost as much time as one that teaches
     config.credit.keep = 16  # of 32 chains, with --config.credit.strategy=auto: CuSearch

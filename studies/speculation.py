@@ -1,4 +1,4 @@
-"""R-Search's claim that evidence keeps a policy from guessing: EM where it found all gold passages, and where not.
+"""R-Search's claim that evidence keeps from guessing: EM where all gold passages were found, and where not.
 
     jaxsearch sweep --config configs/claims/r_search.py
     python -m studies.speculation

@@ -1,0 +1,64 @@
+"""The result of launch/smollm2.sh: reinforcement learning against the cold start and against one search.
+
+    DATA=FOLDER bash launch/smollm2.sh
+    python -m studies.real_model --folder runs/smollm2_wiki
+
+Differences are paired by question and pooled over the seeds of reinforcement learning. Open questions decide:
+their answer is neither yes nor no nor named in the question. Rows are kept, so that a clone prints the same.
+"""
+
+import functools
+import pathlib
+
+import numpy as np
+
+from jaxsearch.evaluation import results, verdicts
+from jaxsearch.evaluation.figures import look_up
+from studies import common
+
+DECIDE = 'hotpotqa', '2wikimultihopqa'
+FIGURES = 'em_open', 'em', 'f1', 'em_substring'
+POLICIES = {'closed-book': 'direct', 'closed-book, by examples': 'direct_few', 'one search': 'rag',
+            'one search, by examples': 'rag_few', 'cold start': 'cold_policy'}
+TRAINED = 'reinforcement learning'
+
+
+def row_of(path: pathlib.Path) -> dict:
+  """Returns figure -> 'benchmark/id' -> value of a result of `jaxsearch bench`."""
+  records = results.read_result(path)['predictions']
+  return {figure: {'/'.join(question): round(value, 4) for question, value in of.items()}
+          for figure in FIGURES for of in [results.by_question(records, figure)]}
+
+
+def study(given, out) -> str:
+  """Adds the results that are there, and returns the tables."""
+  folder = pathlib.Path(given.folder)
+  files = {name: folder / f'{file}.json' for name, file in POLICIES.items()}
+  files |= {f'{TRAINED}/{path.stem[3:]}': path for path in sorted(folder.glob('rl_*.json'))}
+  parts = {name: functools.partial(row_of, path) for name, path in files.items() if path.exists()}
+  rows = common.measured(out, parts, others=True)
+  return '\n\n'.join(report(rows, which) for which in (DECIDE, ()))
+
+
+def report(rows, which) -> str:
+  """Writes the figures over some benchmarks, all if (), and what reinforcement learning adds to each policy."""
+  runs = {name: [row] for name, row in rows.items() if name in POLICIES}
+  runs[TRAINED] = [row for name, row in rows.items() if name.startswith(TRAINED)]
+  asked = {figure: [name for name in runs[TRAINED][0][figure] if not which or name.split('/')[0] in which]
+           for figure in FIGURES}
+  of = lambda policy, figure: 100 * np.array([[row[figure][name] for name in asked[figure]]
+                                              for row in runs[policy]])  # [seeds, questions]
+  headings = {figure: look_up(figure).heading for figure in FIGURES}
+  scores = [{'policy': policy, 'seeds': len(runs[policy])} | {
+    heading: f'{of(policy, figure).mean():.1f}' for figure, heading in headings.items()} for policy in runs]
+  gain = lambda policy, figure: verdicts.estimate(of(TRAINED, figure) - of(policy, figure))
+  gains = [{f'{TRAINED} minus': policy} | {
+    heading: common.interval(gain(policy, figure)) for figure, heading in headings.items()}
+    for policy in runs if policy != TRAINED]
+  number, still = len(asked['em']), len(asked['em_open'])
+  title = f'{" and ".join(which) or "all benchmarks"}, in %: {number} questions, {still} of them open'
+  return '\n\n'.join([title, common.table(scores), common.table(gains)])
+
+
+if __name__ == '__main__':
+  common.main('real_model', study, {'full': {}}, folder='runs/smollm2_wiki')
