@@ -153,7 +153,9 @@ def test_finished_runs_of_another_config_are_refused(tmp_path):
 
 def test_each_run_has_a_gpu_of_its_own(tmp_path, stand_in, monkeypatch):
   monkeypatch.setattr(sweep, 'DEVICES', tmp_path / 'dev')
-  assert sweep.environments(0) == [{}] and sweep.environments(3) == [{}] * 3
+  monkeypatch.setattr(os, 'cpu_count', lambda: 8)
+  assert sweep.environments(0) == sweep.environments(1) == [{}]
+  assert sweep.environments(3) == [{'NPROC': '2'}] * 3 and sweep.environments(9) == [{'NPROC': '1'}] * 9
   monkeypatch.delenv('JAX_PLATFORMS', raising=False)
   monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
   (tmp_path / 'dev').mkdir()
