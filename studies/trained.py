@@ -81,8 +81,8 @@ GRIDS = {
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
     'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
     measures=('tool_rate_tier_2', 'em_tier_2', 'confident_wrong')),
-  'systems': Grid({f'{name} - Search-R1': (sweep.slug(name), 'search-r1') for name in systems.ROWS if
-                   name != 'Search-R1'}, ('', '')),
+  'systems': Grid({f'{name} - Search-R1': (sweep.slug(name), 'search-r1')
+                   for name in (*systems.ROWS, 'rejection SFT') if name != 'Search-R1'}, ('', '')),
 }  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """All systems on one bed: the same questions, steps and seeds; what counts is the area under EM against tokens.
 
     jaxsearch sweep --config configs/claims/systems.py
+    python -m studies.rejection && python -m studies.trained systems    # rejection-sampled SFT too
 
 75 runs. All start from the shipped policy but Search-R2, whose has seen what a review looks like, and CARL, whose writes code and
 contexts. ZeroSearch trains and is evaluated on simulated results, as often wrong.

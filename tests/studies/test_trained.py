@@ -95,6 +95,7 @@ def test_contrasts_name_runs_of_the_grid(grid):
   sweeps = [config(table) if table else config() for table in of.tables]
   first = pathlib.Path(sweeps[0].out)
   known = {trained.name_of(run, first) for each in sweeps for run in sweep.plan(each)}
+  known |= {'rejection-sft'}  # of studies/rejection.py
   assert {name for names in of.contrasts.values() for name in names} <= known
   assert set(of.control) <= known | {''}
   assert all(len(names) in (2, 4) for names in of.contrasts.values())
