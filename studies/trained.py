@@ -23,6 +23,7 @@ from jaxsearch.evaluation import plots, sweep, sweep_report, verdicts
 from studies import common
 
 MARGIN = sweep_report.MARGIN
+MATCHED = 'tool rate at equal EM, tier 2'
 TIERS = ('tool_rate_tier_2', 'em_tier_2', 'tool_rate_tier_1', 'em_tier_1', 'confident_wrong')
 
 
@@ -35,7 +36,8 @@ class Grid(NamedTuple):
     control: a variant, and the one that learns as it does from what says nothing of its questions.
     tables: of its config.
     measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'end'
-      EM after the last step; others are figures of an evaluation, averaged over the steps.
+      EM after the last step, MATCHED see `at_matched_em`; others are figures of an evaluation, averaged over
+      the steps.
   """
   contrasts: Mapping[str, Sequence[str]]
   control: tuple[str, str]
@@ -80,7 +82,7 @@ GRIDS = {
   'carl': Grid({
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
     'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
-    measures=('tool_rate_tier_2', 'em_tier_2', 'confident_wrong')),
+    measures=(MATCHED, 'tool_rate_tier_2', 'em_tier_2', 'em_tier_1', 'confident_wrong')),
   'systems': Grid({f'{name} - Search-R1': (sweep.slug(name), 'search-r1')
                    for name in (*systems.ROWS, 'rejection SFT') if name != 'Search-R1'}, ('', '')),
 }  # fmt: skip
@@ -132,6 +134,21 @@ def value(row: Mapping, measure: str, budget: float) -> np.ndarray:
   return np.array([100 * np.trapezoid(row[measure], steps) / steps[-1]])
 
 
+def at_matched_em(*rows: Mapping) -> list[float]:
+  """Returns the tool rate on tier 2 of each run where it first has the EM on tier 2 that both reach.
+
+  That is the lower of their highest; between two evaluations both figures go straight.
+  """
+  level = min(max(row['em_tier_2']) for row in rows)
+  rates = []
+  for row in rows:
+    em, rate = row['em_tier_2'], row['tool_rate_tier_2']
+    place = next(place for place, value in enumerate(em) if value >= level)
+    share = (level - em[place - 1]) / (em[place] - em[place - 1]) if place else 1.0
+    rates.append(float(rate[max(place - 1, 0)] * (1 - share) + rate[place] * share))
+  return rates
+
+
 def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
              measure: str) -> tuple[verdicts.Estimate, np.ndarray] | None:
   """Estimates a contrast over the seeds that all of its variants have; None if there are none.
@@ -141,6 +158,9 @@ def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
   seeds = sorted(set.intersection(*(set(runs.get(name, ())) for name in names)))
   if not seeds:
     return None
+  if measure == MATCHED:
+    gaps = 100 * np.array([np.subtract(*at_matched_em(*(runs[name][seed] for name in names))) for seed in seeds])
+    return common.over_units(gaps), gaps[:, None]
   budget = min(runs[name][seed]['tokens'][-1] for name in names for seed in seeds)
   gaps = sum(sign * np.stack([value(runs[name][seed], measure, budget) for seed in seeds])
              for name, sign in zip(names, (1, -1, -1, 1)))

@@ -75,6 +75,18 @@ def test_rows_outlive_the_run_folders_and_a_figure_of_a_run_is_averaged_over_ste
   assert trained.value(row, 'em', 0) == pytest.approx([25])
 
 
+def test_tool_rates_are_compared_where_both_have_the_same_em():
+  slow = {'em_tier_2': [0.8, 0.7, 0.9], 'tool_rate_tier_2': [0.7, 0.6, 0.2]}
+  fast = {'em_tier_2': [0.8, 1.0, 0.9], 'tool_rate_tier_2': [0.7, 0.5, 0.1]}
+  assert trained.at_matched_em(slow, fast) == pytest.approx([0.2, 0.6])  # 0.9, half way up
+  assert trained.at_matched_em(fast, slow) == pytest.approx([0.6, 0.2])
+  falls = {'em_tier_2': [0.8, 0.6, 0.5], 'tool_rate_tier_2': [0.7, 0.6, 0.2]}
+  assert trained.at_matched_em(falls, fast) == pytest.approx([0.7, 0.7])  # where both begin
+  runs = {'a': {0: slow, 1: falls}, 'b': {0: fast, 1: fast}}
+  estimate, gaps = trained.contrast(runs, ('a', 'b'), trained.MATCHED)
+  assert gaps[:, 0] == pytest.approx([-40, 0]) and estimate.mean == pytest.approx(-20)
+
+
 @pytest.mark.parametrize('others, said', [(4, 'passes'), (5, 'fails')])
 def test_a_control_fails_that_learns_half_as_much_from_the_answers_of_others(finish, tmp_path, others, said):
   finish('', 'Random, zero', 0, [1] * 10 + [0] * 20)
