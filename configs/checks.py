@@ -231,6 +231,7 @@ FIELDS = {
   'critic_warmup.gate.sign': SHARE,
   'critic_warmup.gate.explained': '<= 1',
 
+  'free_text': '>= 0',  # configs/smollm2_wiki.py
   # configs/world_policy.py and world_beds.py: their stages, and the shares of what a stage trains on.
   '*.updates': COUNT,
   '*.rows': COUNT,
