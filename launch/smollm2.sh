@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# SmolLM2-135M learns to search Wikipedia: chains, cold start, reinforcement learning, benchmarks. Meant for a night on a laptop.
+# SmolLM2-135M learns to search Wikipedia: chains, cold start, reinforcement learning, benchmarks. Meant for nights on a laptop.
 #
-#   DATA=FOLDER bash launch/smollm2.sh [--dry-run] [fields such as --config.seed=1]
+#   DATA=FOLDER SEEDS='0 1 2' bash launch/smollm2.sh [--dry-run] [fields such as --config.free_text=2]
 #
 # FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Real weights, real questions" in the README. Rerun the same command to
 # resume: a stage that was stopped goes on, one that is done is not done again. docs/real_model.md says which stages were run, how

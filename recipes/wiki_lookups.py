@@ -178,6 +178,7 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
 
 
 def numbered(lookup: Lookup, name: str) -> Lookup:
+  """Returns the lookup with `name` as the id of its question."""
   return dataclasses.replace(lookup, question=dataclasses.replace(lookup.question, id=name))
 
 

@@ -39,10 +39,10 @@ class Blank(NamedTuple):
 
 
 BLANKS = (
-  Blank(rf'(?: on (?P<answer>{lookups.DATE}))', 'On what date', 'Which date is missing?'),
-  Blank(r'(?: in (?P<answer>\d{4}))\b', 'In what year', 'Which year is missing?'),
-  Blank(rf'(?: by (?P<answer>{NAMES}))', 'By whom', 'Who or what is missing?'),
-  Blank(rf'(?: (?:in|at) (?P<answer>{NAMES}(?:, {NAMES})?))', 'Where', 'Which place or group is missing?'),
+  Blank(rf' on (?P<answer>{lookups.DATE})', 'On what date', 'Which date is missing?'),
+  Blank(r' in (?P<answer>\d{4})\b', 'In what year', 'Which year is missing?'),
+  Blank(rf' by (?P<answer>{NAMES})', 'By whom', 'Who or what is missing?'),
+  Blank(rf' (?:in|at) (?P<answer>{NAMES}(?:, {NAMES})?)', 'Where', 'Which place or group is missing?'),
   Blank(rf' (?P<answer>{NUMBERS}) [a-z]+s\b', '', 'How many are missing?'),
   Blank(rf' (?:for|with|from|of|to|as|and) (?:the )?(?P<answer>{NAMES})', '', 'Which name is missing?'),
 )

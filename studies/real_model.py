@@ -37,11 +37,13 @@ def study(given, out) -> str:
   files |= {f'{TRAINED}/{path.stem[3:]}': path for path in sorted(folder.glob('rl_*.json'))}
   parts = {name: functools.partial(row_of, path) for name, path in files.items() if path.exists()}
   rows = common.measured(out, parts, others=True)
+  if not any(name.startswith(TRAINED) for name in rows):
+    raise FileNotFoundError(f'{folder}/rl_SEED.json: no result of `jaxsearch bench` for a seed')
   return '\n\n'.join(report(rows, which) for which in (DECIDE, ()))
 
 
 def report(rows, which) -> str:
-  """Writes the figures over some benchmarks, all if (), and what reinforcement learning adds to each policy."""
+  """Writes figures over some benchmarks, all if (), and what reinforcement learning adds to each."""
   runs = {name: [row] for name, row in rows.items() if name in POLICIES}
   runs[TRAINED] = [row for name, row in rows.items() if name.startswith(TRAINED)]
   asked = {figure: [name for name in runs[TRAINED][0][figure] if not which or name.split('/')[0] in which]

@@ -15,10 +15,10 @@ import numpy as np
 from configs import sft as sft_config
 from configs.claims import systems
 from jaxsearch import setup
-from jaxsearch.evaluation import answers, sweep
+from jaxsearch.evaluation import answers, sweep, sweep_report
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.training import rejection, sft
-from studies import common
+from studies import common, trained
 
 CHAINS, EPOCHS, PER_STEP, RATE = 5, 3, 16, 1e-4
 SIZES = {'full': {'steps': 0, 'held_out': 0}, 'tiny': {'steps': 1, 'held_out': 4}}
@@ -42,18 +42,12 @@ def measure(config, seed: int, out: pathlib.Path) -> dict:
     learning.optim.update(learning_rate=RATE, lr_warmup_updates=2)
     learning.train.update(row_length=config.train.row_length, micro_rows=config.train.micro_rows)
   sft.train(learning)
-  rows = [held_out(config, checkpoint) for checkpoint in ('', str(out))]
-  return {'temperature': config.eval.temperatures[0], 'step': [0, config.steps], 'demonstrations': right,
-          'tokens': [0, int(spent['tokens_decoded'] + spent['tokens_prefilled'])],
-          **{name: [round(row[name], 4) for row in rows] for name in ('em', 'f1', 'searches')},
-          'each': [''.join(str(int(em)) for em in row['em_each']) for row in rows]}  # fmt: skip
-
-
-def held_out(config, checkpoint: str) -> dict:
-  """Evaluates a policy as the runs of the sweep do."""
-  agent = common.open_bed(config, (), checkpoint, **config.eval.grow).agent
-  (row,) = answers.held_out(agent, config, 0)
-  return row
+  rows = []
+  for checkpoint, step in (('', 0), (str(out), config.steps)):
+    agent = common.open_bed(config, (), checkpoint, **config.eval.grow).agent
+    rows += answers.held_out(agent, config, step)
+  tokens = [0, int(sum(spent[name] for name in sweep_report.SPENT))]
+  return trained.row_from(rows, tokens) | {'demonstrations': right}
 
 
 def study(given, path) -> str:

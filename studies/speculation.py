@@ -47,14 +47,17 @@ def study(given, out) -> str:
 
 def report(rows) -> str:
   """Writes the table: shares over seeds, and differences of those paired by seed."""
-  seeds = sorted({int(part.split('/')[1]) for part in rows})
+  seeds_of = lambda name: {part.split('/')[1] for part in rows if part.startswith(f'{name}/')}
+  seeds = sorted(seeds_of(WITH) & seeds_of(WITHOUT))
+  if not seeds:
+    raise FileNotFoundError(f'{WITH} and {WITHOUT}: no seed of both is finished')
   values = {variant: np.array([split(rows[f'{variant}/{seed}']) for seed in seeds])
             for variant in (WITH, WITHOUT)}
   values[f'{WITH} - {WITHOUT}'] = values[WITH] - values[WITHOUT]
   names = 'found all passages', 'EM where it did', 'EM where it did not'
   return common.table([{'policy': policy, 'seeds': len(seeds)} | {
-    name: common.interval(common.over_units(column), 100) for name, column in zip(names, of.T)}
-    for policy, of in values.items()])
+    name: common.interval(common.over_units(column), 100) for name, column in zip(names, shares.T)}
+    for policy, shares in values.items()])
 
 
 def split(row) -> tuple[float, float, float]:

@@ -13,6 +13,7 @@ import functools
 import importlib
 import itertools
 import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -97,11 +98,15 @@ def name_of(run: sweep.SweepRun, first: pathlib.Path) -> str:
 def row_of(run: sweep.SweepRun) -> dict:
   """Returns the row of a finished run, which was evaluated at one temperature."""
   rows = sweep_report.evaluations(run)
+  return row_from(rows, sweep_report.tokens_spent(run, rows).tolist())
+
+
+def row_from(rows: Sequence[Mapping], tokens: Sequence[int]) -> dict:
+  """Returns a row from evaluations, as evaluations.jsonl has them, and the tokens spent by each."""
   figures = {name: [round(row[name], 4) for row in rows]
              for name in ('em', 'f1', 'searches', *TIERS) if name in rows[0]}
   return {
-    'temperature': run.config.eval.temperatures[0], 'step': [row['step'] for row in rows],
-    'tokens': sweep_report.tokens_spent(run, rows).tolist(), **figures,
+    'temperature': rows[0]['temperature'], 'step': [row['step'] for row in rows], 'tokens': tokens, **figures,
     'each': [''.join(str(int(em)) for em in row['em_each']) for row in rows]}  # fmt: skip
 
 
@@ -116,6 +121,8 @@ def collect(grid: str, path: pathlib.Path) -> dict[str, dict[int, dict]]:
   for part, row in common.measured(path, parts, others=True).items():
     variant, seed = part.rsplit('/', 1)
     found.setdefault(variant, {})[int(seed)] = row
+  if not found:
+    sys.exit(f'{path}: no rows, and no run of configs/claims/{grid}.py is finished')
   return found
 
 
@@ -159,7 +166,8 @@ def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
   if not seeds:
     return None
   if measure == MATCHED:
-    gaps = 100 * np.array([np.subtract(*at_matched_em(*(runs[name][seed] for name in names))) for seed in seeds])
+    rates = [at_matched_em(*(runs[name][seed] for name in names)) for seed in seeds]
+    gaps = 100 * np.array([of_a - of_b for of_a, of_b in rates])
     return common.over_units(gaps), gaps[:, None]
   budget = min(runs[name][seed]['tokens'][-1] for name in names for seed in seeds)
   gaps = sum(sign * np.stack([value(runs[name][seed], measure, budget) for seed in seeds])
