@@ -123,7 +123,7 @@ def serving(stand_in, port=0):
       body = json.loads(self.rfile.read(int(self.headers.get('content-length', 0))) or b'null')
       stand_in.seen.append((self.path, body))
       if stand_in.fault == 'hang':
-        time.sleep(3)
+        time.sleep(6)  # longer than the tests wait
       if stand_in.fault:
         return self.close_connection  # no answer at all
       status, reply = stand_in.serve(self.path, body)

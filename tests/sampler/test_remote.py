@@ -176,7 +176,8 @@ def test_siblings_go_to_one_server_and_questions_are_shared_out(kind, policy, tm
 @both
 @pytest.mark.parametrize('fault', ['die', 'hang', 'forget'])
 def test_a_fault_costs_no_tree(fault, kind, policy, tmp_path):
-  with opened(kind, policy, tmp_path, count=2, timeout=1.0) as (engine, (faulty, sound)):
+  # Only a server that hangs is waited for. What is well answers in time on a machine that is busy, too.
+  with opened(kind, policy, tmp_path, count=2, timeout=4.0 if fault == 'hang' else 20.0) as (engine, (faulty, sound)):
     if fault == 'forget':
       faulty.label = 'default'  # it was started anew
     else:
@@ -195,7 +196,7 @@ def test_a_fault_costs_no_tree(fault, kind, policy, tmp_path):
 
 
 def test_without_a_server_that_answers_the_run_ends(policy, tmp_path):
-  with opened('vllm', policy, tmp_path, timeout=0.5) as (engine, (server,)):
+  with opened('vllm', policy, tmp_path, timeout=2.0) as (engine, (server,)):
     server.fault = 'die'
     with pytest.raises(remote.ServerError, match='rollout server at http') as raised:
       grown(engine)
