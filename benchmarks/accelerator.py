@@ -11,13 +11,12 @@ each wait for their results; shares are of the limits that the same call measure
 
   check   what JAX finds: a device where /dev has one, a mesh of all of them with their hosts and slices, a
           pool as large as plans take it to be; rates of a copy and of a bfloat16 product; every kernel of
-          attention (to rows; to pages by tokens that are decoded, drafted or prefilled) against the dense
-          path in float32, as the largest difference over the largest value, beside the difference of the
-          dense path in bfloat16; products with matrices of 8 bits; greedy spans with drafted tokens beside
-          those without; an update with attention=auto beside one with attention=dense; an update compiled,
-          then read from the compilation cache as by a process that starts again, and whether both give the
-          same bits (--deterministic=1: as with config.xla_deterministic); at last the settings with which
-          GPUs decode fastest
+          attention (to rows; to pages by tokens that are decoded or prefilled) against the dense path in
+          float32, as the largest difference over the largest value, beside the difference of the dense path
+          in bfloat16; products with matrices of 8 bits; an update with attention=auto beside one with
+          attention=dense; an update compiled, then read from the compilation cache as by a process that
+          starts again, and whether both give the same bits (--deterministic=1: as with
+          config.xla_deterministic); at last the settings with which GPUs decode fastest
   decode  a token of all slots at each length and what its kernels take, a prefill, the host's share of a span
   update  MFU (operations that are needed, over the rate of a product), peak memory beside that of the plan;
           then three steps of configs/search_r1_grpo_qwen2_5_3b.py with random weights on the embedded
@@ -55,9 +54,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from benchmarks import sampler, train_step
 from benchmarks.accelerator_kernels import (
-  DRAFTED,
   decoding_settings,
-  drafted_tokens,
   kernels,
   normal,
   paged_kernel,
@@ -204,14 +201,13 @@ def check(args, results: Results) -> None:
     config = preset(name)
     results.measure(f'rows_{name}', rows_kernel, config, args.length, best['tflops'])
     results.measure(f'flash_{name}', rows_kernel, config, args.length, best['tflops'], 'flash')
-    for kind, slots, tokens in (('decode', args.slots, 1), ('drafted', args.slots, 1 + DRAFTED),
+    for kind, slots, tokens in (('decode', args.slots, 1),
                                 ('prefill', min(args.slots, 8), min(512, args.length // 3))):
       results.measure(
         f'{kind}_{name}', paged_kernel, config, slots, args.length, best['gbytes_per_second'], tokens)
     for kind in KINDS:
       results.measure(f'{kind}_{name}', quantised_product, config, kind)
   config = dataclasses.replace(preset(args.presets[0]), dtype=args.dtype, remat='full')
-  results.measure('drafted_tokens', drafted_tokens, config, args.slots, args.length)
   results.measure('auto_and_dense', auto_and_dense, config, args.length)
   results.measure('started_again', started_again, config, args.length, bool(args.deterministic))
   for name in args.presets if jax.default_backend() == 'gpu' else ():

@@ -13,23 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks import sampler
-from jaxsearch.data.questions import Question
-from jaxsearch.models.architecture import initial_params
 from jaxsearch.models.attention import attend_to_pages, dense_attention
 from jaxsearch.models.kernels import flash_attention, paged_attention, tree_attention
 from jaxsearch.models.quantised import quantise
-from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.pages import PAGE
-from jaxsearch.sampler.requests import Sampling, Tools
-from jaxsearch.trees.tree import Role
 
 LIMIT = 0.02     # of a kernel's difference: five roundings to bfloat16
 REPEATS = 5
 STEPS = 20       # of decode attention in one program, which is too short to be timed alone
 SIBLINGS = 5
-DRAFTED = 3      # tokens a step
 # Of decode attention on GPUs: pages of a block, of a part; warps, stages.
 SETTINGS = [*itertools.product((1, 2, 4), (8, 16), (2, 4, 8), (1, 2))]
 # Of references: of one that it was to tune, an H100 compiled the unrolled blocks for 89 s.
@@ -207,23 +199,3 @@ def quantised_product(config, kind: str) -> dict:
     expected = x.astype(jnp.float32) @ (matrix.values.astype(jnp.float32) * matrix.scale)
   return {'errors': within(differences(result=(product(x, matrix), expected))),
           **timed(lambda: product(x, matrix)), 'bfloat16': timed(lambda: jnp.dot(x, w))}
-
-
-def drafted_tokens(config, slots: int, length: int) -> dict:
-  """Greedy spans with drafted tokens beside those without: log-probabilities as far as tokens are equal."""
-  spans, rng = [length - sampler.PROMPT], np.random.default_rng
-  grow = lambda question, tree: sampler.chain(tree, rng(int(question.id)), spans, False)
-  params, found = initial_params(config, jax.random.key(0)), []
-  questions = [Question(str(i // SIBLINGS), '', ()) for i in range(2 * slots)]
-  for count in (0, DRAFTED):
-    engine = Engine(config, sampler.Words(), slots=slots, length=length, speculate=count)
-    engine.load(params)
-    trees, metrics = rollout(Agent(engine, grow, Tools(), Sampling(0.0)), questions, jax.random.key(0))
-    found.append([(node.tokens, node.sampler_logprobs) for tree in trees for node in tree.nodes(Role.POLICY)])
-  gaps, tokens = [], 0
-  for (plain, logprobs), (drafted, others) in zip(*found, strict=True):
-    equal = np.cumprod(np.equal(plain, drafted)).sum()
-    gaps.extend(np.abs(np.subtract(logprobs, others))[:equal])
-    tokens += len(plain)
-  return within({'logprob_gap': float(np.mean(gaps))}) | {
-    'equal_share': len(gaps) / tokens, 'tokens_accepted': metrics['tokens_accepted']}

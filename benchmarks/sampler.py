@@ -227,7 +227,7 @@ def ragged(args, params):
   tokens = sum(map(sum, lengths))
   longest = PROMPT + 6 * (64 + OBSERVED)
   engine = make_engine(params, longest)
-  in_batches = make_engine(params, longest, enough=SLOTS, tool_patience=0)
+  in_batches = make_engine(params, longest, enough=SLOTS)
   batches = [lengths[start:start + SLOTS] for start in range(0, len(lengths), SLOTS)]
   engine.compile_all(), in_batches.compile_all()
   seconds, metrics = grow(engine, lengths, args.search_ms / 1000)

@@ -164,12 +164,9 @@ def get_config():
                                      # train.async_steps=1
     episode_deadline=config_dict.placeholder(float),  # seconds until a tree has to end; None is off, another
                                      # needs deterministic=False
-    groups=1,                        # of slots, decoded in turn: with 2 the host serves one while the device
-                                     # decodes the other, but reads all weights for each
     # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the
     # platform.
     segment_steps=0,                 # tokens of a segment at most; 32 on a CPU, 8 elsewhere
-    speculate=0,                     # tokens drafted in each step, and kept where they are sampled too
     enough=0,                        # on a CPU a segment ends once so many slots have finished: few leave
                                      # slots idle for a shorter time, many save changes between device and
                                      # host; slots / 16
@@ -203,8 +200,6 @@ def get_config():
     aggregate='token-mean',          # how the loss is averaged: 'token-mean', 'seq-mean-token-mean',
                                      # 'seq-mean-token-sum', 'span-mean' or 'step-mean', see trees/layout.py
     penalties='',                    # how KL and entropy are averaged: one of the same; '' as the loss
-    kl_on='all',                     # the trees that the KL to the initial policy is about: 'all', or
-                                     # 'wrong', those whose answer is not right
   )
   config.loss = config_dict.create(
     kind='clip',                     # 'clip' (PPO, GRPO), 'cispo' (a clipped token keeps its gradient) or 'gspo'

@@ -65,9 +65,7 @@ FIELDS = {
   'sampler.episode_deadline': '> 0',
   'sampler.pages': '>= 0',
   'sampler.tensor': '>= 0',
-  'sampler.groups': COUNT,
   'sampler.segment_steps': '>= 0',
-  'sampler.speculate': '>= 0 and < 16',
   'sampler.enough': '>= 0',
   'sampler.prefill_lengths': COUNT,
   'sampler.prefill_tokens': '>= 0',
@@ -80,7 +78,6 @@ FIELDS = {
   'train.refill': '>= 0',
   'train.old_logprobs': ('sampler', 'recompute'),
   'train.chunk': COUNT,
-  'train.kl_on': ('all', 'wrong'),
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
   'train.penalties': (
     '', 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
@@ -267,20 +264,18 @@ def together(config, training):
            f'grow.fold_tokens={grow.fold_tokens}')
   if config.search.noise and (config.search.backend != 'bm25' or config.search.by_source):
     yield f"search.noise={config.search.noise} is for search.backend='bm25' without by_source"
+  sampler = config.sampler
+  if sampler.engine == 'llama_cpp' and sampler.urls:
+    yield (f"sampler.urls={sampler.urls!r}: a server of sampler.engine='llama_cpp' takes no weights of ours; leave "
+           'it empty, and one runs in this process')
   if not training:
     return
   critic, train, loss, search = config.critic, config.train, config.loss, config.search
-  sampler = config.sampler
   if sampler.engine != 'jax' and sampler.temperature != 1:
     yield (f'sampler.temperature={sampler.temperature} must be 1 with sampler.engine={sampler.engine!r}: '
            'servers give log-probabilities at 1')
   if sampler.engine != 'jax' and sampler.weights != 'same':
     yield f"sampler.weights={sampler.weights!r} is for sampler.engine='jax'; servers quantise as they are told"
-  if sampler.engine != 'jax' and sampler.speculate:
-    yield f"sampler.speculate={sampler.speculate} is for sampler.engine='jax'; servers draft as they are told"
-  if sampler.engine == 'llama_cpp' and sampler.urls:
-    yield (f"sampler.urls={sampler.urls!r}: a server of sampler.engine='llama_cpp' takes no new weights; leave "
-           'it empty, and one runs in this process')
   if sampler.engine in ('vllm', 'sglang') and not sampler.folder and '://' in config.out:
     yield f'sampler.folder is not set: servers do not read new weights from out={config.out!r}'
   if config.lora.rank > 0 and critic.enabled and critic.shared:

@@ -212,8 +212,6 @@ def sweep(config, flags) -> None:
   flag('--tokens', 'of a policy span; as many as the config allows if not given', int, '>= 1'),
   flag('--prompt', 'its tokens; 256, or a quarter of a short path, if not given', int, '>= 1'),
   flag('--observation', 'its tokens; 512, or what half of the path allows, if not given', int, '>= 1'),
-  flag('--accepted', 'drafted tokens kept in a step (sampler.speculate), assumed; 0 if not given', float,
-       '>= 0'),
   flag('--search', 'also find the largest sampler.slots and train.micro_rows that fit', bool),
   flag('--out', 'JSON file to write, with every collective; none if not given', place()), examples=(
     '--config configs/carl_qwen2_5_7b.py --target tpu:v5p:4x4x4',
@@ -230,7 +228,7 @@ def plan(config, flags) -> None:
   from jaxsearch.parallel import targets
   from jaxsearch.planning import plan
   target = targets.parse(flags.target)
-  workload = {name: getattr(flags, name) for name in ('turns', 'tokens', 'prompt', 'observation', 'accepted')}
+  workload = {name: getattr(flags, name) for name in ('turns', 'tokens', 'prompt', 'observation')}
   made = plan.plan(config, target, say, **workload) | {'target': flags.target}
   for line in plan.lines(made, target):
     print(line)

@@ -67,7 +67,7 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
                'published': forecast(config, target, run, compiled, moved, step.published(work))[1]}
   complete = all(made.collectives is not None for made in compiled.values())
   seconds = [sum(phases.values()) if complete else None for phases in limits.values()]
-  live = run.weights + work.mean_length * run.engine.slots / run.engine.groups / run.engine.lanes * run.token
+  live = run.weights + work.mean_length * run.engine.slots / run.engine.lanes * run.token
   derived = ('decoded', 'prefilled', 'trained', 'mean_length')
   serving = 0 if engine == 'jax' else servers(limits['expected_seconds'], len(devices))
   shapes = parameter_shapes(setup.architecture(config))
@@ -114,15 +114,14 @@ def forecast(config: ml_collections.ConfigDict, target: targets.Target, run: pro
     least[name] = [max(time.values()) for time in times]
     expected[name] = [step.expected(**time, collectives=count, layers=layers)
                       for time, count, layers in zip(times, waited, launched)]
-  sizes = dict(scored=score_passes(config), hosts=run.hosts, slots=run.engine.slots // run.engine.groups,
+  sizes = dict(scored=score_passes(config), hosts=run.hosts, slots=run.engine.slots,
                segment=run.engine.segment_steps, prefill=math.prod(run.programs['prefill'].args[3].shape))
   calls, whole = (step.calls(work, config, **sizes, whole=whole) for whole in (False, True))
   seconds = {'roofline_seconds': step.step_seconds(least, calls),
              'expected_seconds': step.step_seconds(expected, whole)}
   workers = config.sampler.tool_workers
   phases = seconds['expected_seconds']
-  hidden = phases['rollout'] if run.engine.groups > 1 else 0.0
-  phases['rollout'] += step.waits(work, hosts=run.hosts, workers=workers, hidden=hidden)
+  phases['rollout'] += step.waits(work, hosts=run.hosts, workers=workers)
   return spent, seconds
 
 

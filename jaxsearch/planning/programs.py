@@ -157,7 +157,7 @@ def state_structs(trained: dict, optimizer: Any, mesh: jax.sharding.Mesh) -> sta
 def batch_structs(config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh) -> batches.Batch:
   """Returns a batch on the mesh."""
   shape = MICRO_BATCHES, config.train.micro_rows, config.train.row_length
-  absent = () if config.loss.kl_coef else ('ref_logprobs', 'kl_weights')
+  absent = () if config.loss.kl_coef else ('ref_logprobs',)
   absent += () if config.critic.enabled else ('value_weights', 'values', 'returns')
   absent += () if steps.by_sequence(config.loss.kind, config.loss.importance) else ('sequences',)
   integers = ('tokens', 'positions', 'previous', 'visible_until', 'targets', 'sequences')

@@ -41,7 +41,6 @@ class Work:
   prompt: int       # tokens
   tokens: int       # of a policy span
   observation: int  # tokens
-  accepted: float = 0.0  # drafted tokens a step
 
   @property
   def decoded(self) -> int:
@@ -64,12 +63,11 @@ class Work:
 
 
 def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: int | None = None,
-         prompt: int | None = None, observation: int | None = None, accepted: float | None = None) -> Work:
+         prompt: int | None = None, observation: int | None = None) -> Work:
   """Returns the most that a config asks for: every chain uses all its turns and fills its path.
 
-  What is given replaces what is computed; `accepted` is an assumption, where sampler.speculate is set. A
-  prompt has 256 tokens, or a quarter of a short path; an observation 512, or less where all would take half
-  of what is left.
+  What is given replaces what is computed. A prompt has 256 tokens, or a quarter of a short path; an observation
+  512, or less where all would take half of what is left.
   """
   grow, length = config.grow, config.sampler.length
   if turns is None:
@@ -83,8 +81,7 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
   most = min(grow.get('max_tokens', 512), grow.get('max_response', math.inf) // (turns + 1))
   trees = config.questions_per_step * config.group_size * (1 + grow.get('max_revisions', 0))
   tokens = tokens or max(1, min(most, room))
-  return Work(config.questions_per_step, trees, grow.get('k', 1), turns, prompt, tokens, observation,
-              accepted or 0.0)
+  return Work(config.questions_per_step, trees, grow.get('k', 1), turns, prompt, tokens, observation)
 
 
 def published(work: Work) -> Work:
@@ -105,7 +102,6 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
   """
   rounds = work.trees * work.branches / (hosts * slots)
   steps = max(1, math.ceil(rounds) if whole else rounds) * (work.turns + 1) * work.tokens
-  steps /= 1 + work.accepted
   kept = min(config.credit.get('keep', work.trees), work.trees)  # CuSearch trains on some
   updates = math.ceil(kept / (config.train.mini_batch or kept))
   rows = math.ceil(work.trained * kept / work.trees / config.train.row_length)
@@ -128,15 +124,14 @@ def expected(arithmetic: float, memory: float, network: float, collectives: int 
   return max(arithmetic / CALIBRATION['products'], memory / CALIBRATION['memory'], network) + floor
 
 
-def waits(work: Work, *, hosts: int, workers: int, hidden: float = 0.0) -> float:
+def waits(work: Work, *, hosts: int, workers: int) -> float:
   """Returns the expected seconds of a rollout beside its programs: policy spans on the host, and searches.
 
   Args:
     workers: searches at a time, of a host.
-    hidden: seconds in which the device decodes another group of slots than the host serves.
   """
   spans, searches = work.trees * work.branches * (work.turns + 1), work.trees * work.turns
-  served = max(spans * CALIBRATION['span'] / hosts - hidden, 0.0)
+  served = spans * CALIBRATION['span'] / hosts
   return served + searches / workers * CALIBRATION['search'] / hosts
 
 

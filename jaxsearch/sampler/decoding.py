@@ -5,7 +5,7 @@ prefills what is missing there (`place`), decodes a segment (`decode`), and retu
 """
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from jaxsearch.sampler.driver import Episode, Pending, Schedule
 from jaxsearch.sampler.pages import Chunk, Path
 from jaxsearch.sampler.requests import END, LENGTH, Sampling
 from jaxsearch.sampler.segment import Slots, idle_slots
-from jaxsearch.sampler.speculation import HEARD, SAID
 from jaxsearch.sampler.stops import ENDED
 from jaxsearch.trees.tree import Node, Role, Stop
 
@@ -27,30 +26,24 @@ class Decoding:
 
   `busy`: whether any request waits for pages or is decoded, `decodes`: is decoded. `room`: whether a slot is
   idle. `key` is a JAX random key on the device.
-
-  With several groups of slots the host serves one (replies, pages, prefill) while the device decodes the
-  others: `decode` hands the group that was served to the device, then waits for that which is there longest.
   """
 
   def __init__(self, engine, key, sampling: Sampling, schedule: Schedule):
     self.engine, self.key, self.sampling, self.schedule = engine, key, sampling, schedule
     self.length, self.deterministic = engine.length, engine.deterministic
-    self.tool_patience, self.episode_deadline = engine.tool_patience, engine.episode_deadline
+    self.episode_deadline = engine.episode_deadline
     self.ready: list[Path] = []  # for pages of the cache
-    # What is decoded, by group: a number for each, at most engine.slots. What is known of them is in arrays
-    # over the numbers, so that the host has nothing to do for those that go on.
-    self.running: list[dict[int, Path]] = [{} for _ in range(engine.groups)]
-    self.launched: list[tuple | None] = [None] * engine.groups  # segments on the device
-    self.turn = 0  # the group that is served, which is never on the device
+    # What is decoded: a number for each, at most engine.slots. What is known of them is in arrays over the
+    # numbers, so that the host has nothing to do for those that go on.
+    self.running: dict[int, Path] = {}
+    self.figures = {}
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
     self.slots = idle_slots(engine.slots)
-    self.before = SAID if engine.speculate else 0  # tokens in front of those generated so far, to draft from
-    self.tokens = np.zeros((engine.slots, self.before + engine.length + engine.segment_tokens), np.int32)
-    self.heard: dict[str | int, np.ndarray] = {}  # the last tokens of a question's spans
+    self.tokens = np.zeros((engine.slots, engine.length + engine.segment_steps), np.int32)
     self.logprobs = np.zeros(self.tokens.shape, np.float32)
     self.generated = np.zeros(engine.slots, int)
-    # In each lane: slots that nothing decodes in, by group; requests in `ready`; episodes under way.
-    self.free = np.full((engine.groups, engine.lanes), engine.slots // engine.lanes // engine.groups)
+    # In each lane: slots that nothing decodes in; requests in `ready`; episodes under way.
+    self.free = np.full(engine.lanes, engine.slots // engine.lanes)
     self.queued, self.active = np.zeros((2, engine.lanes), int)
     self.homes: dict[str | int, int] = {}  # the lane of a question's trees
 
@@ -69,12 +62,12 @@ class Decoding:
 
   @property
   def decodes(self) -> bool:
-    return any(self.running)
+    return bool(self.running)
 
   @property
   def idle(self) -> np.ndarray:
-    """Returns the slots [lanes] of the group that is served which no request in `ready` will take."""
-    return self.free[self.turn] - self.queued
+    """Returns the slots [lanes] that no request in `ready` will take."""
+    return self.free - self.queued
 
   @property
   def room(self) -> bool:
@@ -84,12 +77,6 @@ class Decoding:
   def evicted(self) -> int:
     """Counts the pages taken from episodes that still ran."""
     return sum(pool.evicted for pool in self.engine.pools)
-
-  @property
-  def figures(self) -> dict[str, float]:
-    """Returns `tokens_accepted`, the drafted tokens kept in a step of a slot, where tokens are drafted."""
-    steps = self.engine.steps_of_slots
-    return {'tokens_accepted': self.schedule.counts['tokens_decoded'] / steps - 1} if steps else {}
 
   @property
   def seconds_waited(self) -> float:
@@ -159,7 +146,7 @@ class Decoding:
 
     Returns the finished scores.
     """
-    room, left, waiting, finished = self.free[self.turn].copy(), [], [], []
+    room, left, waiting, finished = self.free.copy(), [], [], []
     for path in self.ready:
       (left if room[path.lane] > 0 else waiting).append(path)
       room[path.lane] -= 1
@@ -206,47 +193,27 @@ class Decoding:
     """Takes paths that have their pages among those that are decoded."""
     for path in paths:
       number = self.numbers.pop()
-      self.running[self.turn][number], self.generated[number] = path, 0
-      self.free[self.turn, path.lane] -= 1
+      self.running[number], self.generated[number] = path, 0
+      self.free[path.lane] -= 1
       for array, value in zip(self.slots, path.slot):
         array[number] = value
-      if self.before:
-        said = [*self.heard.get(_question(path.pending.episode), ()), *path.tokens][-self.before:]
-        self.tokens[number, self.before - len(said):self.before] = said
 
   def decode(self) -> list[tuple[Pending, Node]]:
-    """Starts a segment of the group that was served; returns the spans that ended in the next one's."""
-    if self.running[self.turn]:
-      self.launched[self.turn] = self._launch()
-    self.turn = (self.turn + 1) % len(self.running)
-    launched, self.launched[self.turn] = self.launched[self.turn], None
-    return self._finished(*launched) if launched else []
-
-  def _launch(self) -> tuple:
-    """Returns the numbers of a group, what their segment knows of them, and what will return its results."""
+    """Decodes a segment; returns the spans that ended."""
     engine, schedule, limit = self.engine, self.schedule, self.engine.segment_steps
     if schedule.calls and self.room:
-      due = schedule.calls[0].step + self.tool_patience - schedule.steps
-      limit = min(limit, max(1, due if self.deterministic else POLL_STEPS))
-    running = self.running[self.turn]
-    numbers = np.array(list(running))
+      limit = min(limit, 1 if self.deterministic else POLL_STEPS)
+    paths, numbers = list(self.running.values()), np.array(list(self.running))
     slots = Slots(*(array[numbers] for array in self.slots))
-    paths, enough = list(running.values()), min(engine.enough, len(numbers))
-    windows = self.before and np.lib.stride_tricks.sliding_window_view(self.tokens, self.before, axis=1)
-    said = self.before and windows[numbers, self.generated[numbers]]
-    return numbers, slots, engine.decode(paths, slots, self.key, enough, limit, said)
-
-  def _finished(self, numbers: np.ndarray, slots: Slots, results: Callable) -> list[tuple[Pending, Node]]:
-    """Takes the results of a segment; returns the spans that ended."""
-    schedule, running = self.schedule, self.running[self.turn]
-    tokens, logprobs, counts, states, capacity = results()
+    tokens, logprobs, counts, states, capacity = engine.decode(
+      paths, slots, self.key, min(engine.enough, len(paths)), limit)
     steps = tokens.shape[1]
     schedule.steps += steps
     schedule.capacity += steps * capacity
     schedule.counts['segments'] += 1
     schedule.counts['tokens_decoded'] += int(counts.sum())
     # Behind what a slot has is overwritten later.
-    where = numbers[:, None], self.before + self.generated[numbers][:, None] + np.arange(steps)
+    where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)
     self.tokens[where], self.logprobs[where] = tokens, logprobs
     self.generated[numbers] += counts
     last = tokens[np.arange(len(numbers)), counts - 1]
@@ -254,21 +221,17 @@ class Decoding:
                           (last, slots.lengths + counts, slots.remaining - counts, states)):
       array[numbers] = new
     late = self.episode_deadline < np.inf and [
-      schedule.seconds_left(path.pending.episode) == 0 for path in running.values()]
+      schedule.seconds_left(path.pending.episode) == 0 for path in paths]
     stopped = numbers[(states < 0) | (slots.remaining == counts) | late]
     return [self._finish(number) for number in stopped.tolist()]
 
   def _finish(self, number: int) -> tuple[Pending, Node]:
     """Ends the span of a slot that has stopped."""
-    path, size = self.running[self.turn].pop(number), self.generated[number]
-    span = slice(self.before, self.before + size)
+    path, size = self.running.pop(number), self.generated[number]
     self.numbers.append(number)
-    self.free[self.turn, path.lane] += 1
+    self.free[path.lane] += 1
     path.pending.episode.counts['tokens_decoded'] += int(size)
-    tokens, logprobs = self.tokens[number, span], self.logprobs[number, span]
-    if self.before:
-      question = _question(path.pending.episode)
-      self.heard[question] = np.concatenate([self.heard.get(question, tokens[:0]), tokens])[-HEARD:]
+    tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
     self.engine.pools[path.lane].leave(path, np.concatenate([path.tokens, tokens[:-1]]))
     return path.pending, _span(path, self._stop(number, path), tokens.tolist(), logprobs.tolist())
 

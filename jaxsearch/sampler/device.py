@@ -6,9 +6,8 @@ once, and the decode program writes new entries to both.
 """
 
 import dataclasses
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ import numpy as np
 
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.parallel import memory, transfer
-from jaxsearch.sampler import segment, speculation, stops
+from jaxsearch.sampler import segment, stops
 from jaxsearch.sampler.decoding import Decoding
 from jaxsearch.sampler.driver import Schedule
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Path, Pool, pages_of
@@ -29,17 +28,14 @@ STATES = 64  # of all stop strings in use; with more, the tables double and prog
 class Device:
   """Does what every rollout needs of the device; an `engine.Engine` sets it up.
 
-  Sizes: `lanes`; `slots` of all lanes, in `groups` that are decoded in turn; `segment_steps`; and buckets of
-  all that varies: `_widths`, slots of a lane in a segment; `_windows`, tokens of a path; `_counts`, by length
-  n of a chunk in tokens, the chunks P of a call.
+  Sizes: `lanes`; `slots` of all lanes; `segment_steps`; and buckets of all that varies: `_widths`, slots of a
+  lane in a segment; `_windows`, tokens of a path; `_counts`, by length n of a chunk in tokens, the chunks P of
+  a call.
   """
   config: DecoderConfig
   lanes: int
   slots: int
-  groups: int
   segment_steps: int
-  segment_tokens: int  # as many, or with `speculate` a step 1 + speculate times as many
-  speculate: int
   pools: list[Pool] | None  # of pages, one a lane; from `load` on
   row_length: int  # tokens of a path's pages, and of the largest window
   _widths: Sequence[int]
@@ -51,7 +47,6 @@ class Device:
     self.tokenizer, self.pools = tokenizer, None
     self._params = self._cache = self._device_tables = None
     self.seconds_on_device = 0.0  # of a rollout, in which the host waited for results
-    self.steps_of_slots = 0  # of a rollout, where tokens are drafted
     self._forbidden: dict[tuple, int] = {}
     self._stops: dict[tuple, int] = {}  # the first state of the automaton of each rule
     self._states = 0  # in use
@@ -68,7 +63,7 @@ class Device:
       raise ValueError('a rollout before Engine.load: there are no parameters')
     if self.deterministic:
       self.forget()  # what an earlier rollout left would be equal to rounding only
-    self.seconds_on_device, self.steps_of_slots = 0.0, 0
+    self.seconds_on_device = 0.0
     for pool in self.pools:
       pool.evicted = 0
 
@@ -111,18 +106,16 @@ class Device:
 
   def first_state(self, stop: tuple[str, ...]) -> int:
     """Returns where a span begins in the table of stop strings, with these among them."""
-    key = type(stop), stop
-    if key not in self._stops:
-      automaton = getattr(stop, 'automaton', functools.partial(stops.automaton, stops=stop))
-      table = automaton(self.tokenizer.pieces(self.config.vocab_size), ends=self.tokenizer.eos_ids)
+    if stop not in self._stops:
+      table = stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)
       first, self._states = self._states, self._states + len(table)
       following = self._tables.following
       while len(following) < self._states:
         following = np.concatenate([following, np.zeros_like(following)])
       following[first:self._states] = np.where(table < 0, table, table + first)
       self._tables, self._device_tables = self._tables._replace(following=following), None
-      self._stops[key] = first
-    return self._stops[key]
+      self._stops[stop] = first
+    return self._stops[stop]
 
   def forbidden_row(self, tokens: tuple[int, ...]) -> int:
     """Returns the row of the table of forbidden tokens that has these."""
@@ -136,15 +129,13 @@ class Device:
 
   # Programs.
 
-  def decode(self, paths: Sequence[Path], slots: segment.Slots, key, enough: int, limit: int,
-             said: Any = 0) -> Callable:
-    """Starts a segment for `paths`, at most those of a group, each with an entry in `slots`.
-
-    With `speculate`, `said` [S,SAID] are the tokens that paths draft from.
+  def decode(self, paths: Sequence[Path], slots: segment.Slots, key, enough: int,
+             limit: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]:
+    """Decodes a segment for `paths`, each with an entry in `slots`.
 
     Returns:
-      a function that waits for it and returns tokens [S,n], log-probabilities [S,n], counts [S], states [S]
-      after the n tokens that a slot got at most, and S of the program; the first four in the order given.
+      tokens [S,n], log-probabilities [S,n], counts [S], states [S] after the n tokens that a slot got at
+      most, and S of the program; the first four in the order given.
     """
     width = bucket(np.bincount([path.lane for path in paths]).max(), self._widths)
     batch = segment.idle_slots(width * self.lanes)
@@ -158,29 +149,19 @@ class Device:
       self._device_tables = self.put(self._tables)
     truncates = bool(((slots.temperature > 0) & ((slots.top_k > 0) | (slots.top_p < 1))).any())
     batch, table, enough, limit = self.put((batch, table, np.int32(enough), np.int32(limit)))
-    uniforms = segment.draws(key, batch.episodes, batch.requests, batch.lengths, steps=self.segment_tokens)
-    told = np.zeros((width * self.lanes, speculation.SAID), np.int32) if self.speculate else None
-    if self.speculate:
-      told[seats] = said
+    uniforms = segment.draws(key, batch.episodes, batch.requests, batch.lengths, steps=self.segment_steps)
     with transfer.issuing():
       self._cache, self._front, *results = segment.decode(
         self.config, self._params, self._cache, self._front, batch, table, self._device_tables, uniforms,
-        enough, limit, self.put(told), mesh=self._mesh, kernel=self._kernel, truncates=truncates,
-        speculate=self.speculate)
-
-    def wait():
-      *fetched, taken = self._fetch(results)
-      tokens, logprobs, counts, states = (result[seats] for result in fetched)
-      self.steps_of_slots += int(sum(steps.sum() for steps in taken))
-      steps = self.segment_tokens if self._kernel else int(counts.max())
-      return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes
-
-    return wait
+        enough, limit, mesh=self._mesh, kernel=self._kernel, truncates=truncates)
+    tokens, logprobs, counts, states = (result[seats] for result in self._fetch(results))
+    steps = self.segment_steps if self._kernel else int(counts.max())
+    return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes
 
   def _seat(self, paths: Sequence[Path], sizes: np.ndarray, width: int) -> None:
     """Gives paths seats of their lanes, and copies those that had none to the front."""
     windows = self._windows[-1:] if self._kernel else self._windows
-    window = bucket(sizes.max() + 1 + self.segment_tokens, windows)
+    window = bucket(sizes.max() + 1 + self.segment_steps, windows)
     if width != self._width or not window <= self._window <= 2 * window:  # shorter only where much shorter
       self.clear_front()  # frees the old one first
       self._width, self._window = width, window

@@ -11,9 +11,8 @@ behind servers. It has `room`; `claim`, which takes an episode out of those that
 the (pending, reply) that are finished; and `figures`, metrics of its own.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of calls are
-applied in the order of their requests, and only where a slot is idle, no new episode can be started, and the
-call is `tool_patience` decode steps old or nothing is left to decode; if the reply is not there by then, the
-host waits for it. Otherwise replies are applied as they arrive.
+applied in the order of their requests, where a slot is idle and no new episode can be started; the host waits
+for them. Otherwise replies are applied as they arrive.
 
 A rollout that has `enough` ends once nothing is asked for any more. Its unfinished episodes hold their
 replies, and go on where they are given to another `run`.
@@ -146,7 +145,6 @@ class Pending:
   searches: list[Exception | None] = field(default_factory=list)  # in a call: errors, or None
   # Of one that is served on a thread:
   future: Future | None = None  # will hold (seconds it took, result or error)
-  step: int = 0  # decode steps of the rollout when it was started
   started: float = 0.0
   deadline: float = 0.0  # seconds
 
@@ -183,7 +181,7 @@ class Schedule:
     self.tools, self.on_progress = tools, on_progress
     self.observer, self.cancelled, self.enough = observer or (lambda *_: None), cancelled, enough
     self.total, self.queue = len(episodes), collections.deque(episodes)
-    self.steps = 0  # decode steps so far, the clock of the deterministic mode
+    self.steps = 0  # decode steps so far
     self.capacity = 0  # tokens that they could have decoded
     self.counts = collections.Counter(dict.fromkeys(COUNTS, 0))
     self.last_failures: dict[str, str] = {}
@@ -312,7 +310,7 @@ class Schedule:
       deadline: seconds, the wait for a place included; that of the episode holds too.
     """
     calls, workers = self.workers.setdefault(kind, (queue.SimpleQueue(), []))
-    pending.future, pending.step, pending.started = Future(), self.steps, time.monotonic()
+    pending.future, pending.started = Future(), time.monotonic()
     pending.deadline = min(deadline, self.seconds_left(pending.episode))
     calls.put((function, pending.future))
     if len(workers) < most:
@@ -350,11 +348,11 @@ class Schedule:
 
   def _apply_reply(self) -> bool:
     """Applies the reply of a call that is due, waiting for it if that is the rule; False if none is due."""
-    start, calls, alone = time.monotonic(), self.calls, not self.policy.busy
+    start, calls = time.monotonic(), self.calls
     if self.policy.deterministic:
-      due = [call for call in calls[:1] if alone or self.steps - call.step >= self.policy.tool_patience]
+      due = calls[:1]
     else:
-      if alone and calls:
+      if calls and not self.policy.busy:
         timeout = min(call.seconds_left() for call in calls)
         wait([call.future for call in calls], timeout=timeout, return_when=FIRST_COMPLETED)
       due = [call for call in calls if call.future.done() or call.seconds_left() == 0]

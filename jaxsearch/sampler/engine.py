@@ -22,7 +22,7 @@ from jaxsearch.models.kernels import paged_attention
 from jaxsearch.models.quantised import Quantised, quantise
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler import segment, speculation
+from jaxsearch.sampler import segment
 from jaxsearch.sampler.device import FORBIDDEN, STATES, Device
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Page, Path
 
@@ -51,8 +51,6 @@ class Engine(Device):
       branched from; enough for the longest path. 0 takes what half of the slots need at full length, on a CPU
       all of them. Paths that wait for a tool lose theirs when there are none left, and are prefilled again.
     deterministic: the schedule depends on counts of decode steps only, never on the clock.
-    tool_patience: deterministic only: decode steps that slots may stay idle before the host waits for the
-      oldest reply. About the time that a tool takes, counted in steps; 0 suits a search within this process.
     episode_deadline: seconds until an episode ends with Stop.DEADLINE; non-deterministic only. None is off.
     segment_steps: tokens that a segment generates at most, in each slot.
     enough: on a CPU a segment ends once this many of its slots have finished (or all): a low number leaves
@@ -60,22 +58,19 @@ class Engine(Device):
       `segment_steps`, so that its loop needs no host.
     prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens`
       a call and lane. These four are those of the platform (`defaults`) where they are 0 or ().
-    groups: of slots, decoded in turn: the host serves one while the device decodes another, and each reads
-      all weights. `slots` are rounded up to a multiple.
     mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
       `slots` and `pages` are rounded up to a multiple of the lanes.
-    speculate: tokens drafted in each step, see speculation.py.
     weights: 'same', or what the matrices of layers are for sampling: 'int8', 'fp8'; see models/quantised.py.
   """
 
   @memory.named('opening the sampler', memory.SAMPLER)
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, pages: int = 0,
-               deterministic: bool = True, tool_patience: int = 0, episode_deadline: float | None = None,
+               deterministic: bool = True, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
-               prefill_tokens: int = 0, groups: int = 1, mesh: Mesh | None = None, tensor: int = 0,
-               weights: str = 'same', speculate: int = 0):
+               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0,
+               weights: str = 'same'):
     super().__init__(tokenizer)
     if slots < 1 or length < 2:
       raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')
@@ -89,28 +84,25 @@ class Engine(Device):
     if devices.size == 1 and platform == 'cpu':
       config = dataclasses.replace(config, dtype='float32')
     self.config, self.length, self.weights = config, length, weights
-    self.deterministic, self.tool_patience = deterministic, tool_patience
+    self.deterministic = deterministic
     self.episode_deadline = math.inf if episode_deadline is None else episode_deadline
     split = math.gcd(devices.size, config.num_kv_heads, tensor)
     self.lanes = devices.size // split
-    self.groups = max(1, min(groups, slots // self.lanes))
-    per_group = -(-slots // (self.lanes * self.groups))
-    per_lane = per_group * self.groups
+    per_lane = -(-slots // self.lanes)
     self.slots = per_lane * self.lanes
-    usual = defaults(self.slots // self.groups, platform)
+    usual = defaults(self.slots, platform)
     self.segment_steps, self.enough = segment_steps or usual['segment_steps'], enough or usual['enough']
-    self.speculate, self.segment_tokens = speculate, self.segment_steps * (1 + speculate)
     lengths = sorted(prefill_lengths or usual['prefill_lengths'])
     most = prefill_tokens or usual['prefill_tokens']
-    quarter = -(-per_group // 4)
+    quarter = -(-per_lane // 4)
     self._kernel = paged_attention.KERNELS.get(platform)
     if self._kernel:  # few programs, whose calls are full
       self._counts = {n: [max(1, most // lengths[-1])] for n in lengths}
-      self._widths, multiple = [per_group], PAGE * paged_attention.MULTIPLE
+      self._widths, multiple = [per_lane], PAGE * paged_attention.MULTIPLE
     else:
       self._counts = {n: [4**i for i in range(16) if 4**i * n <= max(n, most)] for n in lengths}
-      self._widths, multiple = ([quarter, per_group] if 4 <= quarter < per_group else [per_group]), 2 * PAGE
-    self.row_length = -(-(length + max(self.segment_tokens, *lengths)) // multiple) * multiple
+      self._widths, multiple = ([quarter, per_lane] if 4 <= quarter < per_lane else [per_lane]), 2 * PAGE
+    self.row_length = -(-(length + max(self.segment_steps, *lengths)) // multiple) * multiple
     sizes = [128, 256, *(size << i for i in range(24) for size in (384, 512))]  # few programs, little waste
     if self._kernel:
       sizes = [-(-self.row_length // 4 // multiple) * multiple]
@@ -152,15 +144,14 @@ class Engine(Device):
     chunk, pages = np.zeros(self.lanes * counts[-1], np.int32), window // PAGE
     tokens, table = np.zeros((len(chunk), n), np.int32), np.zeros((len(chunk), pages), np.int32)
     slots = self.lanes * width
-    uniforms = np.zeros((slots, self.segment_tokens), np.float32)
-    said = whole(np.zeros((slots, speculation.SAID), np.int32)) if self.speculate else ()
+    uniforms = np.zeros((slots, self.segment_steps), np.float32)
     numbers = whole(segment.idle_slots(slots), np.zeros((slots, pages), np.int32), self._tables,
                     uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),
                   dict(mesh=self._mesh, kernel=self._kernel)),
-      'decode': (segment.decode, (self.config, params, cache, front, *numbers, *said),
-                 dict(mesh=self._mesh, kernel=self._kernel, speculate=self.speculate)),
+      'decode': (segment.decode, (self.config, params, cache, front, *numbers),
+                 dict(mesh=self._mesh, kernel=self._kernel)),
     }, params, (cache, front)
 
   def _allocate_front(self, width: int, window: int) -> list:
@@ -181,7 +172,7 @@ class Engine(Device):
     def decode(width, window):
       paths = [path(lane) for lane in range(self.lanes) for _ in range(width)]
       slots = segment.idle_slots(len(paths))
-      slots.lengths[:] = max(window - 1 - self.segment_tokens, 0)
+      slots.lengths[:] = max(window - 1 - self.segment_steps, 0)
       self.decode(paths, slots, self.put(jax.random.key(0)), 0, 1)
 
     def prefill(window, n, count, targets):

@@ -124,7 +124,8 @@ class Pool:
         self.free.append(number)
       else:
         self._leave(page)
-    self.ends[path.owner] += [page for page in path.pages if page and page.number in self.idle]
+    if path.owner in self.ends:  # prompts with the same seed share a number: another may have ended
+      self.ends[path.owner] += [page for page in path.pages if page and page.number in self.idle]
 
   def release(self, owner: int) -> None:
     """Lets the pages of an episode that has ended, or has forgotten what they hold, go before all others."""

@@ -256,7 +256,7 @@ class RemoteEngine:
       raise ValueError(f'sampler.engine={self.kind!r} cannot forbid tokens')
     path, servers, ends = request.node.path_tokens(), self._servers(request), list(self.tokenizer.eos_ids)
     automaton, state = self._automaton(request.stop), 0
-    sent = self.protocol.stops and type(request.stop) is tuple
+    sent = self.protocol.stops
     tokens, logprobs, cached, prefilled = [], [], 0, 0
     while state >= 0 and len(tokens) < most:
       block = min(most - len(tokens), most if sent else BLOCK)
@@ -351,5 +351,4 @@ class RemoteEngine:
       self.servers_reloaded, server.label = self.servers_reloaded + 1, None  # it was started anew
 
   def _make_automaton(self, stop: tuple[str, ...]) -> np.ndarray:
-    make = getattr(stop, 'automaton', functools.partial(stops.automaton, stops=stop))
-    return make(self.tokenizer.pieces(self.config.vocab_size), ends=self.tokenizer.eos_ids)
+    return stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)

@@ -87,7 +87,7 @@ class Generate(Request):
 
   Attributes:
     node: the span to follow; all tokens from the root to its end are the context, at least one.
-    stop: stop strings, or another rule, see stops.py.
+    stop: stop strings.
     temperature, top_p, top_k: see `Sampling`; None takes the rollout's.
     forbid: token ids that are never sampled.
     forgets: whether the tree goes on from here alone, so that other pages of its cache may go first.

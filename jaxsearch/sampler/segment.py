@@ -25,7 +25,6 @@ from jaxsearch.models.attention import append, attend_to_front, attend_to_pages,
 from jaxsearch.models.decoder import forward_cached, logits
 from jaxsearch.models.kernels import paged_attention
 from jaxsearch.models.vocabulary import target_logprobs
-from jaxsearch.sampler import speculation
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
 LANES = 'data'
@@ -144,16 +143,15 @@ def draws(key, episodes, requests, lengths, *, steps: int):
   return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel', 'truncates', 'speculate'),
+@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel', 'truncates'),
                    donate_argnames=('pool', 'front'))
 def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tables: Tables, uniforms, enough,
-           limit, said=None, *, mesh: Mesh | None = None, kernel: str | None = None, truncates: bool = False,
-           speculate: int = 0):
-  """Samples up to `steps` tokens in every slot that has any remaining, or `1 + speculate` times as many.
+           limit, *, mesh: Mesh | None = None, kernel: str | None = None, truncates: bool = False):
+  """Samples up to n tokens in every slot that has any remaining.
 
   New entries are written to the front at every step and to the pool once at the end; by a kernel, to the pool
   at every step. Lanes step together: on some platforms no device may loop more often than another. With a
-  kernel a segment has `steps` steps whatever happens: a loop of known length, for which no GPU waits for its
+  kernel a segment has n steps whatever happens: a loop of known length, for which no GPU waits for its
   host, nor the host for it. A slot that has stopped writes behind its tokens.
 
   Args:
@@ -161,16 +159,15 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
       each path. The window is at least max(slots.lengths) + n + 1. None with a kernel.
     table: [S,pages] int32, the pages of each slot; with a front those of the window.
     kernel: the platform whose kernel attends, see kernels/paged_attention.py.
-    uniforms: [S,n], from `draws`: one for each of the n = steps * (1 + speculate) tokens.
+    uniforms: [S,n], from `draws`: one for each token.
     enough, limit: int32 scalars; without a kernel the segment ends once `enough` slots have finished, or all,
       or after `limit` steps.
-    said: [S,SAID] int32, what slots draft from, `slots.tokens` at its end; None without speculate.
     truncates: whether any slot has top_k or top_p.
   Returns:
     (pool, front, tokens [S,n] int32, logprobs [S,n] float32, counts [S] int32 of tokens generated, states [S]
-    int32, a list with the steps [S] int32 in which slots took part, empty without speculate)
+    int32)
   """
-  def program(params, tables, enough, limit, pool, front, slots, table, uniforms, said):
+  def program(params, tables, enough, limit, pool, front, slots, table, uniforms):
     S, n = uniforms.shape
     started, forbidden = slots.remaining > 0, tables.forbidden[slots.forbidden]
     attend = attend_to_front if kernel is None else functools.partial(
@@ -193,39 +190,29 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
       active &= (states >= 0) & (counts < slots.remaining)
       return last, counts, active, states, held, tokens, logprobs
 
-    def draw(fed, counts, held, uniform):
-      hidden, held = forward_cached(config, params, fed, slots.lengths + counts, held, attend)
-      wide = lambda x: jnp.repeat(x, 1 + speculate, axis=0)
-      scores = logits(params, hidden.reshape(fed.size, -1))
-      drawn = sample(scores, uniform.ravel(), Slots(*map(wide, slots)), wide(forbidden), truncates)
-      return *(x.reshape(fed.shape) for x in drawn), held
-
     def and_ask(state):
       _, step, state = state
-      state = one_step(step, state)
+      state = one_token(step, state)
       return unfinished(step + 1, state[2]), step + 1, state
 
     zeros = lambda dtype, *shape: jnp.zeros(shape, dtype)
     state = (slots.tokens, zeros(jnp.int32, S), started, slots.states, pool if kernel else front,
              zeros(jnp.int32, S, n), zeros(jnp.float32, S, n))
-    one_step = one_token if not speculate else functools.partial(
-      speculation.step, draw, speculate, tables.following, slots.remaining, uniforms)
-    state += (jnp.pad(said, ((0, 0), (0, n))), zeros(jnp.int32, S)) if speculate else ()
     if kernel:
-      state = jax.lax.fori_loop(0, n // (1 + speculate), one_step, state)
+      state = jax.lax.fori_loop(0, n, one_token, state)
     else:
       *_, state = jax.lax.while_loop(
         lambda state: state[0], and_ask, (unfinished(0, started), jnp.int32(0), state))
-    _, counts, _, states, held, tokens, logprobs, *drafted = state
-    results = tokens, logprobs, counts, states, drafted[1:]
+    _, counts, _, states, held, tokens, logprobs = state
+    results = tokens, logprobs, counts, states
     if kernel:
       return held, None, *results
     pool = [append(layer, *read_front(seated, slots.lengths, n), slots.lengths, table)
             for layer, seated in zip(pool, held, strict=True)]
     return pool, held, *results
 
-  return in_lanes(mesh, program, (SAME, SAME, SAME, SAME, POOL, *[SLOT] * 5), (POOL, *[SLOT] * 6),
-                  params, tables, enough, limit, pool, front, slots, table, uniforms, said)
+  return in_lanes(mesh, program, (SAME, SAME, SAME, SAME, POOL, *[SLOT] * 4), (POOL, *[SLOT] * 5),
+                  params, tables, enough, limit, pool, front, slots, table, uniforms)
 
 
 def sample(scores, uniform, slots: Slots, forbidden, truncates: bool = True):

@@ -4,12 +4,9 @@ Aho–Corasick over bytes, carried from bytes to tokens: `automaton` runs the by
 vocabulary from every state and keeps where they lead. So the device needs one lookup a token, and a stop
 string may lie across tokens or end in the middle of one. A span starts in the first state, so that what stood
 before it does not count.
-
-A stop rule of another kind is a tuple of names with a method `automaton(pieces, ends)` that returns such a
-table: give it to `Generate` as `stop`, and `node.stop` is the name that it ended by. Only our engine has it.
 """
 
-import collections
+import itertools
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -45,27 +42,13 @@ def automaton(pieces: Sequence[bytes], stops: Sequence[str], ends: Iterable[int]
 
 def _bytewise(stops: Sequence[bytes]) -> np.ndarray:
   """Returns [states + len(stops), 256] int16, the state after a byte; the last ones, ended strings, stay."""
-  # Of the nodes of a trie: next nodes by byte, and the first listed stop string that ends here.
-  children, ended = [{}], [None]
-  for number, stop in enumerate(stops):
-    node = 0
-    for byte in stop:
-      if byte not in children[node]:
-        children[node][byte] = len(children)
-        children.append({})
-        ended.append(None)
-      node = children[node][byte]
-    ended[node] = number if ended[node] is None else ended[node]
-  goto, queue = np.zeros((len(children), 256), np.int16), collections.deque([(0, 0)])
-  while queue:  # breadth first, each node with the longest other one that ends alike
-    node, alike = queue.popleft()
-    ended[node] = min((number for number in (ended[node], ended[alike]) if number is not None), default=None)
-    if node:
-      goto[node] = goto[alike]
-    for byte, child in children[node].items():
-      queue.append((child, int(goto[alike, byte]) if node else 0))
-      goto[node, byte] = child
-  kept = [node for node, number in enumerate(ended) if number is None]
-  states = [kept.index(node) if number is None else len(kept) + number for node, number in enumerate(ended)]
-  stay = np.arange(len(kept), len(kept) + len(stops), dtype=np.int16)
-  return np.concatenate([np.array(states, np.int16)[goto[kept]], np.repeat(stay[:, None], 256, axis=1)])
+  texts = dict.fromkeys([b'', *(stop[:size] for stop in stops for size in range(len(stop)))])
+  kept = [text for text in texts if not any(stop in text for stop in stops)]  # a state: how a stop string begins
+  after = np.zeros((len(kept) + len(stops), 256), np.int16)
+  after[len(kept):] = np.arange(len(kept), len(after))[:, None]
+  for (state, text), byte in itertools.product(enumerate(kept), set(b''.join(stops))):
+    read = text + bytes([byte])
+    ended = (len(kept) + number for number, stop in enumerate(stops) if read.endswith(stop))
+    begun = (kept.index(read[at:]) for at in range(len(read) + 1) if read[at:] in kept)
+    after[state, byte] = next(itertools.chain(ended, begun))
+  return after

@@ -46,7 +46,6 @@ class Batch:
   count: jax.Array          # int32, micro-batches that hold more than padding
   sequences: jax.Array | None = None  # [n, R, M] int32, see `TrainingRows`; None if not asked for
   ref_logprobs: jax.Array | None = None  # [n, R, M] float32, of the reference policy; None without one
-  kl_weights: jax.Array | None = None  # [n, R, M] float32, weights of the KL to it
   value_weights: jax.Array | None = None  # [n, R, M] float32, of the critic's loss; None without a critic
   values: jax.Array | None = None  # [n, R, M] float32, of the critic that the rollouts met
   returns: jax.Array | None = None  # [n, R, M] float32, what the critic is to learn
@@ -63,8 +62,7 @@ class Packed:
 
 
 def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: str, at_most: int = 0,
-         share_trained: bool = True, sequences: bool = False, ref: bool = False,
-         critic: bool = False) -> Packed:
+         share_trained: bool = True, sequences: bool = False, critic: bool = False) -> Packed:
   """Lays out the trees that this process has, and packs those of all processes into one batch.
 
   Averages of the loss are over the trees of all. The score programs return the layout of the batch, so that
@@ -73,17 +71,15 @@ def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: 
   Args:
     settings: `config.train`.
     attention: of the decoder; 'flash' takes rows of plain chains, see `lay_out`.
-    at_most, sequences, ref, critic: see `make_batch`.
+    at_most, sequences, critic: see `make_batch`.
     share_trained: see `lay_out`.
   """
-  all_kl = not ref or settings.kl_on == 'all'
   totals = sum(transfer.gather_objects(count_trained(trees)))
   rows = lay_out(trees, settings.row_length, pad_id=0, totals=totals, how=settings.aggregate,
                  penalties=settings.penalties, share_trained=share_trained,
-                 chains=attention == 'flash',
-                 kl_on=lambda tree: all_kl or not tree.question.score(tree.answer))
+                 chains=attention == 'flash')
   sizes = transfer.gather_objects((len(rows.tokens), int(rows.real.sum())))
-  batch = make_batch(rows, settings.micro_rows, trees=at_most, sequences=sequences, ref=ref, critic=critic)
+  batch = make_batch(rows, settings.micro_rows, trees=at_most, sequences=sequences, critic=critic)
   return Packed(trees, rows, place(batch, mesh), *map(sum, zip(*sizes)))
 
 
@@ -101,7 +97,7 @@ def split(groups: Groups, size: int, rng: np.random.Generator) -> list[list[Tree
 
 
 def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences: bool = False,
-               ref: bool = False, critic: bool = False) -> Batch:
+               critic: bool = False) -> Batch:
   """Cuts rows into micro-batches and packs the trained tokens of each row.
 
   Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all,
@@ -114,7 +110,6 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences
   Args:
     trees: how many the rows of all processes may hold.
     sequences: whether to take the sequences of tokens.
-    ref: whether there is a KL to a reference, so that the weights of the KL are taken.
     critic: whether to take the values and returns of the rows.
   Returns:
     A batch whose `old_logprobs` are the sampler's, and whose `ref_logprobs` are None: the trainer's own
@@ -124,7 +119,7 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences
   index = np.arange(T)  # in rows of padding every token sees and follows itself
   per_token = {'tokens': 0, 'positions': 0, 'previous': index, 'visible_until': index + 1}
   per_target = ['spans', 'loss_weights', 'gains', 'losses', 'sampler_logprobs']
-  per_target += ['sequences'] * sequences + ['kl_weights'] * ref
+  per_target += ['sequences'] * sequences
   per_target += ['value_weights', 'values', 'returns'] * critic
   most_trained = int((rows.spans != 0).sum(axis=1).max(initial=1))
   sizes, largest = zip(*transfer.gather_objects((len(rows.tokens), most_trained)))

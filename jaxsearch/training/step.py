@@ -59,7 +59,7 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
                 clip_low: float, clip_high: float, dual_clip: float | None, kl_coef: float,
                 entropy_coef: float, kind: str = 'clip', importance: str = 'token',
                 importance_floor: float = 0.5, importance_cap: float = 0.0) -> tuple[jax.Array, Report]:
-  """Adds up surrogate + kl_weights * kl_coef * k3 KL to the reference - weights * entropy_coef * entropy.
+  """Adds up surrogate + weights * kl_coef * k3 KL to the reference - weights * entropy_coef * entropy.
 
   The surrogates are weighted already (`batch.gains`, `batch.losses`). `temperature` is that of the sampler:
   the ratio compares log-probabilities of the same distribution. Without a reference the KL is 0. With an
@@ -92,12 +92,11 @@ def policy_loss(params: dict, batch: Batch, *, config: DecoderConfig, temperatur
     capped = weights >= importance_cap if floor is None else weights == 0
     correction = {'importance_weight': weights, 'importance_capped': capped}
   entropies = jnp.where(mask, entropies if entropy_coef else jax.lax.stop_gradient(entropies), 0)
-  kl, kl_weights = jnp.zeros_like(entropies), 0.0
+  kl = jnp.zeros_like(entropies)
   if batch.ref_logprobs is not None:
     kl = jnp.where(mask, losses.kl(jnp.where(mask, logprobs, 0), batch.ref_logprobs, kind='k3'), 0)
-    kl_weights = batch.kl_weights
   policy_loss = jnp.sum(surrogate)
-  loss = policy_loss + jnp.sum(kl_coef * kl_weights * kl - entropy_coef * batch.weights * entropies)
+  loss = policy_loss + jnp.sum(batch.weights * (kl_coef * kl - entropy_coef * entropies))
 
   ratio = jnp.where(mask, jnp.exp(jnp.clip(now - before, -20, 20)), 1)
   # The surrogate is clipped, and its gradient 0, where the ratio left the interval on the advantage's side.

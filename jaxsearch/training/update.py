@@ -82,8 +82,7 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
   whole = by_sequence(config.loss.kind, config.loss.importance)
   at_most = settings.mini_batch or config.questions_per_step * config.group_size
   parts = [batches.pack(forest, learner.mesh, settings, attention=config.attention, at_most=at_most,
-                        share_trained=not (clipped or whole), sequences=whole,
-                        ref=learner.reference is not None, critic=critic.enabled)
+                        share_trained=not (clipped or whole), sequences=whole, critic=critic.enabled)
            for forest in batches.split(groups, settings.mini_batch, rng)]
   with clock('score'):
     parts = score(learner, parts)

@@ -23,7 +23,7 @@ the squared errors of a shared state are those of the mean return, up to a const
 import collections
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -55,7 +55,6 @@ class TrainingRows:
   # float32, 0 wherever there is no loss; of all spans that share a token:
   spans: np.ndarray          # how many trained ones
   loss_weights: np.ndarray   # their weights in the loss (with `penalties` of KL and entropy), added up
-  kl_weights: np.ndarray     # those of the spans that the KL is about, added up
   gains: np.ndarray          # P: the weighted advantages above 0, added up; 0 where spans have none
   losses: np.ndarray         # N: the weighted advantages below 0, added up, as a positive number
   sampler_logprobs: np.ndarray  # captured while sampling, their mean; 0 where spans have none
@@ -70,8 +69,7 @@ class TrainingRows:
 
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', penalties: str = '',
-            share_trained: bool = True, chains: bool = False, totals: Sequence[int] | None = None,
-            kl_on: Callable[[Tree], bool] = lambda tree: True) -> TrainingRows:
+            share_trained: bool = True, chains: bool = False, totals: Sequence[int] | None = None) -> TrainingRows:
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:
@@ -84,7 +82,6 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     chains: lays out each path by itself: then all of its tokens have one `visible_until`, and no others of
       the row. What branches share is there again, with a loss in one of them.
     totals: `count_trained` of the whole batch, where `forest` is a part of it.
-    kl_on: tells whether the KL to the reference is about a tree.
   Returns:
     `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
   Raises:
@@ -112,7 +109,7 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
   for node in rows.places:
     if node in weights:
       rows.sequences[rows.places[node]] = rows.places[first[node]][1][0]
-      _credit(rows, node, *weights[node], penalty_weights[node][0], kl_on(node.tree))
+      _credit(rows, node, *weights[node], penalty_weights[node][0])
   rows.sampler_logprobs[...] /= np.maximum(rows.spans, 1)
   for name in ('values', 'returns'):
     getattr(rows, name)[...] /= np.where(rows.value_weights > 0, rows.value_weights, 1)
@@ -274,7 +271,7 @@ def _place(rows: TrainingRows, row: int, start: int, trie: Trie) -> int:
 
 
 def _credit(rows: TrainingRows, node: Node, weights: np.ndarray, value_weights: np.ndarray,
-            penalty_weights: np.ndarray, kl: bool) -> None:
+            penalty_weights: np.ndarray) -> None:
   """Accumulates a span's weights and credit into its row."""
   credit = {}
   for field in CREDIT:
@@ -285,7 +282,7 @@ def _credit(rows: TrainingRows, node: Node, weights: np.ndarray, value_weights: 
   bears_loss = weights != 0
   for name, values in {
       'spans': bears_loss, 'loss_weights': penalty_weights, 'value_weights': value_weights,
-      'kl_weights': penalty_weights * kl, 'gains': weights * np.maximum(credit['advantages'], 0),
+      'gains': weights * np.maximum(credit['advantages'], 0),
       'losses': weights * np.maximum(-credit['advantages'], 0),
       'sampler_logprobs': bears_loss * credit['sampler_logprobs'],
       'values': value_weights * credit['values'], 'returns': value_weights * credit['returns']}.items():

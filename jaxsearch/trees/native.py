@@ -99,6 +99,14 @@ def _json(value: Any) -> str:
   return json.dumps(value, ensure_ascii=False)
 
 
+def _as_hermes(call: Any) -> str:
+  """Returns a call of a server's as Hermes writes it, its arguments as the policy wrote them."""
+  match call:
+    case {'function': {'name': str(name), 'arguments': str(arguments)}}:
+      return f'<tool_call>\n{{"name": {_json(name)}, "arguments": {arguments}}}\n</tool_call>'
+  raise ValueError("a call without a function's name and arguments as text in 'choices[0].message'")
+
+
 def write_hermes(name: str, arguments: Mapping[str, Any]) -> str:
   """Writes a call."""
   return f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>'
@@ -346,10 +354,8 @@ class ServerCalls(Native):
   def said(self, message: Mapping[str, Any]) -> str:
     """Returns a message of the server's as the policy says it on the tree; ValueError if it says nothing."""
     match message:
-      case {'content': str() | None as content, 'tool_calls': [*calls]} if calls:
-        texts = [f'<tool_call>\n{{"name": {_json(call["function"]["name"])}, "arguments": '
-                 f'{call["function"]["arguments"]}}}\n</tool_call>' for call in calls]
-        return '\n'.join([*filter(None, [content]), *texts])
+      case {'tool_calls': [_, *_] as calls}:
+        return '\n'.join([*filter(None, [message.get('content')]), *map(_as_hermes, calls)])
       case {'content': str(text)}:
         return text
     raise ValueError("neither text nor calls in 'choices[0].message'")

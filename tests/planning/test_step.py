@@ -45,14 +45,6 @@ def test_a_short_path_has_room_for_every_kind_of_token():
     assert length < 64 or work.prompt + 7 * work.tokens + 6 * work.observation <= length
 
 
-def test_accepted_drafts_save_steps():
-  config, accepted = load('search_r1_grpo_qwen2_5_3b'), {}
-  for count in (None, 1.0):
-    sizes = dict(scored=1, hosts=2, slots=256, segment=8, prefill=4096)
-    accepted[count] = step.calls(step.work(config, accepted=count), config, **sizes)['decode']
-  assert accepted[1.0] == tuple(n / 2 for n in accepted[None])
-
-
 def test_calls_of_a_step():
   """2560 chains on 2 hosts of 256 slots: five rounds; 2560 rows in two updates of 80 micro-batches each."""
   config = load('search_r1_grpo_qwen2_5_3b')
@@ -103,7 +95,5 @@ def test_the_published_workload():
   assert (work.decoded, work.prefilled) == (2560 * 250, 512 * 256 + 3840 * 480)
   assert step.waits(work, hosts=1, workers=128) == pytest.approx(6.272 + 3.0)
   assert step.waits(work, hosts=2, workers=64) == pytest.approx(3.136 + 3.0)
-  assert step.waits(work, hosts=2, workers=64, hidden=2.0) == pytest.approx(1.136 + 3.0)
-  assert step.waits(work, hosts=2, workers=64, hidden=20.0) == pytest.approx(3.0)
   calls = step.calls(work, config, scored=1, hosts=1, slots=256, segment=32, prefill=2048)
   assert calls['decode'] == (2500 / 32, 2500)  # ten rounds

@@ -105,6 +105,9 @@ def test_a_servers_own_calls_and_what_was_wrong_with_one():
   assert speech.read(answer).answer == 'It is Ada.'
   with pytest.raises(ValueError, match='neither text nor calls'):
     speech.said({'content': None})
+  for call in {'function': {'name': 'finish'}}, {'function': {'name': 'finish', 'arguments': {}}}, {'type': 'custom'}:
+    with pytest.raises(ValueError, match="without a function's name and arguments"):
+      speech.said({'tool_calls': [call]})
 
 
 def test_room_is_counted_by_our_tokenizer():

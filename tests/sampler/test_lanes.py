@@ -54,11 +54,10 @@ def test_tokens_are_those_of_one_device(engine, make_engine):
   assert together['episodes'] == 17 and together['tokens_decoded'] == alone['tokens_decoded']
 
 
-@pytest.mark.parametrize('settings', [dict(weights='int8'), pytest.param(dict(speculate=2), marks=pytest.mark.slow)])
-def test_weights_of_8_bits_are_split_as_others_and_drafts_too(make_engine, split, settings):
+def test_weights_of_8_bits_are_split_as_others(make_engine, split):
   mesh, params = split
-  one, _ = run(make_engine(**settings), chains(PROMPTS))
-  other, _ = run(make_engine(mesh=mesh, params=params, **settings, **LANES), chains(PROMPTS))
+  one, _ = run(make_engine(weights='int8'), chains(PROMPTS))
+  other, _ = run(make_engine(mesh=mesh, params=params, weights='int8', **LANES), chains(PROMPTS))
   assert tokens_of(one) == tokens_of(other)
 
 

@@ -68,6 +68,16 @@ def test_a_short_beginning_is_computed_again():
   assert place(pool, np.append(A[:SHORT], [99]), 2).shared == SHORT
 
 
+def test_two_that_share_a_number_end_one_after_the_other():
+  pool = Pool(20)
+  one, other = place(pool, A, 7), place(pool, A[:5] + 50, 7)
+  for each in one, other:
+    pool.filled(each)
+    pool.leave(each, each.context)
+    pool.release(7)
+  assert pool.used == 0 and not pool.ends
+
+
 def test_pages_run_out():
   """Paths in slots keep theirs; then go those of episodes that have ended, then the oldest, each from its end."""
   pool = Pool(1 + 9)

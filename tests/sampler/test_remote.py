@@ -257,7 +257,7 @@ def test_training_on_servers(kind, policy, tmp_path):
   ({'engine': 'vllm'}, 'sampler.urls is not set'), ({'engine': 'vllm', 'urls': 'here'}, "sampler.urls='here': not an http"),
   ({'engine': 'trt'}, "sampler.engine='trt' must be one of jax, vllm"),
   ({'engine': 'sglang', 'urls': 'http://a', 'temperature': 0.7}, 'sampler.temperature=0.7 must be 1 with'),
-  ({'engine': 'llama_cpp', 'urls': 'http://a'}, "'llama_cpp' takes no new weights")])
+  ({'engine': 'llama_cpp', 'urls': 'http://a'}, "'llama_cpp' takes no weights of ours")])
 def test_what_cannot_be_is_said_before_anything_is_loaded(changes, message, tmp_path, capsys):
   flags = [f'--config.sampler.{name}={value}' for name, value in changes.items()]
   assert cli.main(['train', '--config=search_r1_grpo', *SMALL, f'--config.out={tmp_path}/run', *flags]) == 2

@@ -146,22 +146,13 @@ def test_a_span_stops_at_the_right_token(make_engine, words, said, stop, count):
   assert node.tokens[:len(said)] == ids[1:count + 1]
 
 
-class Second(tuple):
-  """A rule of another kind: the second token ends a span."""
-
-  def automaton(self, pieces, ends):
-    table = np.repeat(np.array([[1], [ENDED - 1]], np.int16), len(pieces), axis=1)
-    table[:, list(ends)] = ENDED
-    return table
-
-
 def test_requests_with_other_stop_strings_and_limits_are_decoded_together(make_engine, words):
   """A slot pauses where its own stop string has ended, and nowhere else: one segment, though every other token ends in '>'."""
   said = ['a>', '</s', 'ear', 'ch>x', 'ch>', '</search>', '</an', 'swer', '>', 'arch']
   config, params = speaker([words.encode(word)[0] for word in ('go', *said)], words)
   engine = make_engine(config=config, params=params, tokenizer=words, temperature=0.0, slots=6, segment_steps=32, enough=6)
   asked = {STOPS: (32, '</search>', 4), ('</answer>',): (32, '</answer>', 9), (): (3, LENGTH, 3),
-           ('>', '</search>'): (32, '>', 1), Second(['hch>']): (7, 'hch>', 2), ('</nothing>',): (10, LENGTH, 10)}
+           ('>', '</search>'): (32, '>', 1), ('</nothing>',): (10, LENGTH, 10)}
   tree = Tree(words)
 
   def grow():

@@ -16,7 +16,7 @@ from tests.processes import as_processes
 
 def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
   rows = lay_out(tiny.random_forest(0, trees=7, branch=True), 48, pad_id=0)
-  batch = batches.make_batch(rows, 2, ref=True)
+  batch = batches.make_batch(rows, 2)
   B, T = rows.tokens.shape
   n, R, M = batch.targets.shape
   assert n == 1 << (int(batch.count) - 1).bit_length() and batch.count == -(-B // R)
@@ -27,8 +27,7 @@ def test_trained_tokens_are_packed_in_order_with_their_values(tiny):
     np.testing.assert_array_equal(found[:len(expected)], expected)
     assert np.all(found[len(expected):] == -1)
     for name, values in (('weights', rows.loss_weights), ('gains', rows.gains), ('losses', rows.losses),
-                         ('spans', rows.spans), ('old_logprobs', rows.sampler_logprobs),
-                         ('kl_weights', rows.kl_weights)):
+                         ('spans', rows.spans), ('old_logprobs', rows.sampler_logprobs)):
       packed = getattr(batch, name)[i, r]
       np.testing.assert_array_equal(packed[:len(expected)], values[index, expected] if len(expected) else [])
       assert np.all(packed[len(expected):] == 0)

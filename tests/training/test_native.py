@@ -50,8 +50,8 @@ def test_two_steps_in_native_calls(model, system, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize('system, changes', [
-  ('search_r1_ppo', {}), ('search_r1_ppo', {'train.carry': 1, 'sampler.speculate': 3}), ('search_r1_grpo', {'train.carry': 1})])
-def test_folded_chains_with_a_critic_with_drafted_tokens_and_carried_over(system, changes, tmp_path):
+  ('search_r1_ppo', {}), ('search_r1_ppo', {'train.carry': 1}), ('search_r1_grpo', {'train.carry': 1})])
+def test_folded_chains_with_a_critic_and_carried_over(system, changes, tmp_path):
   config = tiny.small_config(system, MODELS['small'](tmp_path / 'model'), tmp_path / 'run')
   config.grow.update(fold='summary', fold_at=0.1, fold_tokens=8)
   config.update_from_flattened_dict(changes)

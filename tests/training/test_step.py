@@ -27,7 +27,7 @@ def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=
   """(gradients, loss, report) of the whole batch on one device, with the optimizer left out."""
   decoder = decoder or tiny.decoder
   params = params if params is not None else tiny.random_params(decoder, 0)
-  batch = make_batch(rows, micro_rows, ref=ref)
+  batch = make_batch(rows, micro_rows)
   if ref:
     batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1)
   mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
@@ -44,9 +44,8 @@ def assert_trees_close(a, b, rtol=1e-5, atol=1e-7):
 def test_loss_is_the_sum_a_loop_over_plain_paths_gives(tiny):
   hyper = tiny.hyper | dict(clip_low=0.1, clip_high=0.3, dual_clip=2.0, kl_coef=0.3, entropy_coef=0.01, temperature=0.7)
   forest = tiny.random_forest(0, trees=5, branch=True)
-  held = forest[::2]  # those that the KL is about
   params = jax.tree.map(lambda x: x * 4, tiny.random_params(tiny.decoder, 1))  # ratios leave the clipping interval
-  rows = lay_out(forest, 48, pad_id=0, how='seq-mean-token-mean', kl_on=held.__contains__)
+  rows = lay_out(forest, 48, pad_id=0, how='seq-mean-token-mean')
   _, loss, report = grads_of(tiny, rows, 2, hyper, params, ref=True)
 
   model = jax.jit(lambda tokens: Decoder(tiny.decoder, params=params)(tokens))
@@ -67,7 +66,7 @@ def test_loss_is_the_sum_a_loop_over_plain_paths_gives(tiny):
           surrogate = max(-ratio * advantage, -np.clip(ratio, 0.9, 1.3) * advantage)
           if advantage < 0:
             surrogate = min(surrogate, -2.0 * advantage)
-          kl = np.clip(np.exp(1.1 * old - new) - (1.1 * old - new) - 1, -10, 10) * (tree in held)
+          kl = np.clip(np.exp(1.1 * old - new) - (1.1 * old - new) - 1, -10, 10)
           entropy = -np.sum(np.exp(predicted) * predicted)
           losses.append(surrogate + 0.3 * kl - 0.01 * entropy)
           clipped += ratio > 1.3 if advantage > 0 else ratio < 0.9
@@ -144,7 +143,7 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
     for tree in forest if not merged else ():
       tree.question = None
     rows = lay_out(forest, 64, pad_id=0, how=how, share_trained=merged and hyper.get('value_clip') is None)
-    batch = make_batch(rows, 2, ref=True, critic=True)
+    batch = make_batch(rows, 2, critic=True)
     batch = dataclasses.replace(batch, ref_logprobs=1.1 * batch.sampler_logprobs)
     if 'importance_cap' in hyper:  # a trainer that finds the tokens more, or less, likely than the sampler
       batch = dataclasses.replace(batch, old_logprobs=batch.old_logprobs * 0.9 + 0.4)

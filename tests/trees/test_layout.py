@@ -116,23 +116,21 @@ def test_what_the_trees_of_a_question_have_in_common_is_there_once(forest):
   assert all(len(own) == 1 for own in owners.values())
 
 
-NAMES = ('spans', 'loss_weights', 'kl_weights', 'gains', 'losses', 'sampler_logprobs', 'value_weights',
-         'values', 'returns')
+NAMES = ('spans', 'loss_weights', 'gains', 'losses', 'sampler_logprobs', 'value_weights', 'values', 'returns')
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(forests, st.sampled_from(AGGREGATIONS), st.sampled_from([40, 64, 256]))
 def test_credit_adds_up_over_the_spans_that_share_a_token(forest, how, length):
-  held = set(forest[::2])
-  rows = lay_out(forest, length, pad_id=PAD, how=how, kl_on=held.__contains__)
+  rows = lay_out(forest, length, pad_id=PAD, how=how)
   expected = collections.defaultdict(lambda: dict.fromkeys(NAMES, 0.0))
   for node, weights in loss_weights(forest, how).items():
     row, columns = rows.places[node]
     advantages = np.broadcast_to(node.advantages, len(node.tokens))
     for index, (weight, value_weight) in enumerate(zip(*weights)):
       if weight:
-        credit = (1, weight, weight * (node.tree in held), weight * max(advantages[index], 0),
-                  weight * max(-advantages[index], 0), node.sampler_logprobs[index], value_weight,
+        credit = (1, weight, weight * max(advantages[index], 0), weight * max(-advantages[index], 0),
+                  node.sampler_logprobs[index], value_weight,
                   value_weight * node.values[index], value_weight * node.returns[index])
         for name, value in zip(NAMES, credit):
           expected[row, columns[index]][name] += value

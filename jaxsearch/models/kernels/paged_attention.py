@@ -1,10 +1,9 @@
 """Attention of new tokens over a paged KV cache, by the kernels that come with JAX.
 
 On TPUs ragged paged attention, which prefills and decodes; a page has the keys and values of all heads of a
-token side by side. On GPUs paged attention decodes, one new token a sequence; of several (drafted ones) each
-reads the sequence. For a prefill there is none: pages are gathered, and two kernels attend, one to the tokens
-before a chunk and one to the chunk. All read no further than the length of each sequence, in the dtype of the
-cache.
+token side by side. On GPUs paged attention decodes, one new token a sequence. For a prefill there is none:
+pages are gathered, and two kernels attend, one to the tokens before a chunk and one to the chunk. All read no
+further than the length of each sequence, in the dtype of the cache.
 """
 
 import functools
@@ -23,7 +22,6 @@ from jaxsearch.models.attention import append, entries
 NAMES = 'paged_attention', 'ragged_paged_attention', 'gqa'  # of kernels in a traced program
 MULTIPLE = 16  # pages in the table of a sequence; of a block of keys on TPUs, of what is split off on GPUs
 QUERIES = 32  # tokens of a block of queries in a prefill on TPUs, as in most of the kernel's tuned sizes
-GATHERED = 16  # new tokens of a sequence, from which pages are gathered on GPUs
 KERNELS = {'tpu': 'tpu', 'gpu': 'gpu'}  # by platform
 # Of the kernel that decodes on GPUs, beside parts of MULTIPLE pages: on an H100 the fastest, or nearly, for
 # 512 to 4,096 tokens a slot. benchmarks/accelerator.py times others.
@@ -88,17 +86,14 @@ def attend(q, k, v, pool, starts, table, *, platform: str, mesh: Mesh | None = N
     return split(q, k, v, pool, starts, table)
   if platform == 'tpu':
     return _attend_on_tpu(q, k, v, pool, starts, table)
-  pool, (n, H, h), width = append(pool, k, v, starts, table), q.shape[1:], pool[0].shape[-1]
-  if n >= GATHERED:
+  pool, (n, _, h), width = append(pool, k, v, starts, table), q.shape[1:], pool[0].shape[-1]
+  if n > 1:
     given = (jnp.pad(x, ((0, 0), (0, -n % 16), (0, 0), (0, width - h))) for x in (q, k, v))
     return _prefill_on_gpu(*given, pool, starts, table, h**-0.5, interpret)[:, :n, :, :h], pool
-  if n > 1:  # each as if it were a sequence
-    starts, table = (starts[:, None] + jnp.arange(n)).ravel(), jnp.repeat(table, n, axis=0)
-  q = q[:, 0] if n == 1 else q.reshape(-1, H, h)
-  q = jnp.pad((q * h**-0.5).astype(q.dtype), ((0, 0), (0, 0), (0, width - h)))  # it does not scale
+  q = jnp.pad((q[:, 0] * h**-0.5).astype(q.dtype), ((0, 0), (0, 0), (0, width - h)))  # it does not scale
   out = for_gpu.paged_attention(q, *pool, table, starts + 1, k_splits=table.shape[1] // MULTIPLE,
                                 interpret=interpret, **DECODING)
-  return out[:, None, :, :h] if n == 1 else out[..., :h].reshape(-1, n, H, h), pool
+  return out[:, None, :, :h], pool
 
 
 def _prefill_on_gpu(q, k, v, pool, starts, table, scale: float, interpret: bool):

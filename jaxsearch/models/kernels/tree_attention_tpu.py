@@ -103,29 +103,14 @@ def _call(kernel, name, blocks, sizes, interpret, given, results, *, by_query, p
   fetched = sum(size(x) * (often if (spec is keys) == by_query else 1) for spec, x in zip(inputs, given))
   cost = pl.CostEstimate(flops=2 * h * products * scores, transcendentals=scores,
                          bytes_accessed=int(fetched) + sum(map(size, results)))
-  kernel = functools.partial(kernel, sizes, scale=h**-0.5)
-  return walk(kernel, name, pairs, starts, (B, K), inputs, outputs, results, scratch, cost, interpret)(*given)
-
-
-def walk(kernel, name, pairs, starts, grid, inputs, outputs, results, scratch, cost, interpret, scalars=(),
-         **options):
-  """Returns a call of `kernel`, a function of its arrays, whose last dimension of the grid walks `pairs`.
-
-  Args:
-    pairs, starts: of `tree_attention.listed`, a list for each index of the grid's first dimension.
-    grid: the other two dimensions.
-    inputs, outputs: blocks of the arrays and of the results, which are like `results`.
-    scalars: what kernel and blocks get besides the pairs and their counts.
-  """
   spec = pltpu.PrefetchScalarGridSpec(
-    num_scalar_prefetch=2 + len(scalars), grid=(*grid, jnp.max(starts[:, -1])), in_specs=inputs,
-    out_specs=outputs, scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch])
-  call = pl.pallas_call(
-    kernel, name=name, grid_spec=spec, cost_estimate=cost, interpret=interpret,
-    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
+    num_scalar_prefetch=2, grid=(B, K, jnp.max(starts[:, -1])), in_specs=inputs, out_specs=outputs,
+    scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch])
+  return pl.pallas_call(
+    functools.partial(kernel, sizes, scale=h**-0.5), name=name, grid_spec=spec, cost_estimate=cost,
+    interpret=interpret, out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results],
     compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel', 'parallel', 'arbitrary')),
-    **options)
-  return functools.partial(call, pairs.reshape(-1), starts[:, -1], *scalars)
+  )(pairs.reshape(-1), starts[:, -1], *given)
 
 
 def pair_at(b, step, pairs, counts):

@@ -73,7 +73,7 @@ def test_bfloat16_is_summed_in_float32(monkeypatch, platform):
 @pytest.mark.parametrize('platform', PLATFORMS)
 @pytest.mark.parametrize('K, G, n', [(2, 4, 40), (3, 1, 40), (1, 8, 4)])
 def test_several_tokens(monkeypatch, platform, K, G, n):
-  """Of a prefill, chunks that cross pages and blocks of queries, or drafted ones; two go on in one sequence."""
+  """Of a prefill, chunks that cross pages and blocks of queries, or are short; two go on in one sequence."""
   arguments = list(case(4, K, G, 64, 16, (0, 37, 96, 400), n=n))
   arguments[4] = arguments[4].at[1].set(n)
   arguments[5] = arguments[5].at[1].set(arguments[5][0])
