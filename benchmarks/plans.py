@@ -85,8 +85,7 @@ def read():
 
 
 def table(head, rows):
-  return '\n'.join(['| ' + ' | '.join(head) + ' |', '|---' + '|--:' * (len(head) - 1) + '|',
-                    *('| ' + ' | '.join(row) + ' |' for row in rows)]) + '\n'
+  return '\n'.join([' | '.join(head), '---' + '|--:' * (len(head) - 1), *map(' | '.join, rows)]) + '\n'
 
 
 def bound(plan):
