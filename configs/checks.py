@@ -240,8 +240,6 @@ FIELDS = {
   'gate.number': COUNT,
   'reading.whole': SHARE,
   'reader.whole': SHARE,
-  'reader.gate.chance': SHARE,
-  'reader.gate.complete': SHARE,
   '*.sharpen': '> 0',
   **{f'*.{share}': SHARE for share in (
     'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',

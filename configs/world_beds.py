@@ -28,7 +28,10 @@ def get_config():
   config.seeker = config_dict.create(
     updates=100, rows=8, row_length=512, learning_rate=4e-4, schedule='cosine',
     at_once=0.2, one_search=0.2,     # shares of chains that answer without a search, or after one
+    evidence=1.0,                    # share of chains with evidence
   )
+  config.both = config.seeker.copy_and_resolve_references()
+  config.both.update(updates=300, at_once=0.4, one_search=0.3, evidence=0.5)
   config.reading = config_dict.create(  # from the shipped reader, which has seen evidence alone
     updates=600, rows=8, row_length=384, learning_rate=2e-3, schedule='cosine',
     whole=0.7,                       # share of examples where no step is missing; else the answer is a guess
@@ -37,8 +40,6 @@ def get_config():
   )
   config.reader = config.reading.copy_and_resolve_references()
   config.reader.update(updates=350, learning_rate=1e-3, whole=0.85, passages=0.15, drills=0.6)
-  # F1 on complete evidence, and on partial evidence over that on none.
-  config.reader.gate = config_dict.create(complete=0.95, chance=0.05)
   config.gate = config_dict.create(em=0.3, em_most=0.7, questions='world:dev', number=72, hops=(3,))
   config.countries = config_dict.create(  # see recipes/world/countries.py
     updates=300, rows=4, row_length=512, learning_rate=1.2e-3, schedule='cosine',

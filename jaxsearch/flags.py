@@ -170,25 +170,16 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
 def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], command: str,
                 own: Sequence[str]) -> list[str]:
   """Sets what each '--config.FIELD=VALUE' says and returns the other words; UsageError lists all mistakes."""
-  def read(texts):
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=texts)
-    return values([command, *texts])[1:]
-
   known, words, unknown, wrong = [name for name, _ in fields(config)], [], [], []
-  last = {_field(text): text for text in arguments}
-  settings = {name: text for name, text in last.items() if name in known and '=' in text}
-  try:
-    read([*settings.values()])  # together: each reading prints the whole config
-  except flags.Error:
-    settings = {}  # one by one, to name every mistake
-  for text in arguments:
+  for text in arguments:  # one by one, to name every mistake
     name = _field(text)
     if name is not None and name not in known:
       unknown.append(f'the config has no field {name!r}{suggestion(name, known)}')
       continue
+    values = flags.FlagValues()
+    config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=[text])
     try:
-      words += [] if name in settings else read([text])
+      words += values([command, text])[1:]
     except flags.UnrecognizedFlagError as error:
       near = suggestion(error.flagname, [*own, *(f'config.{field}' for field in known)])
       near = re.sub("'([^']+)'", r"'--\1'", near)

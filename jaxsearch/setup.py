@@ -196,17 +196,13 @@ def load_questions(config: ConfigDict, name: str) -> list[Question]:
   return faults.with_others(questions) if faulty else questions
 
 
-def reads_corpus(config: ConfigDict) -> bool:
-  """Tells whether the search back end of a config searches passages of ours, `config.data.corpus`."""
-  return find_backend(config.search.backend).corpus(config.search)
-
-
 @memory.named('reading and indexing the passages',
               'take fewer passages (data.corpus), or set search.engine=sparse')
 def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None) -> SearchBackend:
   """Opens the search back end of `config.search`; `corpus` takes the place of `config.data.corpus`."""
   search, corpus = config.search, corpus or config.data.corpus
-  backend, reads = find_backend(search.backend), reads_corpus(config)
+  backend = find_backend(search.backend)
+  reads = backend.corpus(search)
   generator = functools.partial(_generator, config.dtype, mesh)
   opened = functools.partial(backend.open, seed=config.seed, generator=generator)
   if not search.by_source:

@@ -21,14 +21,13 @@ from scipy import stats
 
 from jaxsearch import setup
 from jaxsearch.advantages import gae, group_relative, smdp_td
-from jaxsearch.evaluation import agents, calibration
+from jaxsearch.evaluation import agents, calibration, verdicts
 from jaxsearch.methods import carl
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.training import critic_warmup, row_files
 from jaxsearch.trees.tree import Role
 from recipes.world import countries
 from studies import common, gradients
-from studies.common import over_units
 
 SIZES = {'full': {'number': 360, 'copies': 16, 'group': 5, 'updates': 100, 'trajectories': 480, 'learn': 360},
          'tiny': {'number': 6, 'copies': 2, 'group': 2, 'updates': 1, 'trajectories': 16, 'learn': 20}}
@@ -186,7 +185,7 @@ class States:
   def mean(self, by_state):
     """Estimates a mean over countries of means over questions of means over states."""
     by_question = np.bincount(self.of, by_state) / np.bincount(self.of)
-    return over_units(np.bincount(self.country, by_question) / np.bincount(self.country))
+    return verdicts.estimate(np.bincount(self.country, by_question) / np.bincount(self.country))
 
   @functools.cached_property
   def drawn(self):

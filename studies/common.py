@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import numpy as np
 from ml_collections import ConfigDict
-from scipy import stats
 
 from jaxsearch import setup
 from jaxsearch.commands.command import progress_of
@@ -26,7 +25,7 @@ from jaxsearch.methods import find_method
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.training import row_files
 from jaxsearch.training.saved_policies import VERSIONS
-from jaxsearch.trees.tree import Node, Role, Tree
+from jaxsearch.trees.tree import Node, Tree
 
 RUNS = pathlib.Path('docs/claims/runs')  # of studies at full size
 
@@ -80,11 +79,6 @@ def cost(nodes: Iterable[Node]) -> int:
   return sum(len(node.tokens) for node in nodes)
 
 
-def searches(tree: Tree) -> int:
-  """Counts the searches of a tree that found something."""
-  return sum(bool(node.data.get('documents')) for node in tree.nodes(Role.POLICY))
-
-
 def at_budget(tokens: Sequence[float], values: np.ndarray, budget: float) -> np.ndarray:
   """Returns the values [...] at `budget` tokens of a curve: values [N,...] at mean `tokens` [N], rising.
 
@@ -94,19 +88,6 @@ def at_budget(tokens: Sequence[float], values: np.ndarray, budget: float) -> np.
   right = int(np.clip(np.searchsorted(tokens, budget), 1, len(tokens) - 1))
   share = np.clip((budget - tokens[right - 1]) / (tokens[right] - tokens[right - 1]), 0, 1)
   return (1 - share) * values[right - 1] + share * values[right]
-
-
-def over_units(values: Sequence[float]) -> Estimate:
-  """Estimates the mean of independent units by Student's t (`verdicts.estimate`: of seeds x questions)."""
-  values = np.asarray(values, float)
-  mean = float(values.mean())
-  if len(values) < 2:
-    return Estimate(mean, None, None, None)
-  if values.std() == 0:
-    return Estimate(mean, mean, mean, float(mean == 0))
-  tested = stats.ttest_1samp(values, 0)
-  low, high = tested.confidence_interval(0.95)
-  return Estimate(mean, float(low), float(high), float(tested.pvalue))
 
 
 def decide(contrasts: Mapping[str, tuple[Estimate, float | None]]) -> list[dict]:

@@ -20,10 +20,10 @@ import numpy as np
 from configs import cusearch as method_config
 from jaxsearch import setup
 from jaxsearch.advantages import group_relative
+from jaxsearch.evaluation import verdicts
 from jaxsearch.methods import Context, cusearch
 from jaxsearch.trees.tree import Role
 from studies import common
-from studies.common import over_units
 from studies.gradients import Sketches
 from studies.search_r2 import gold
 
@@ -126,7 +126,7 @@ def study(given, out) -> str:
     for singleton in ('raw', 'zero'):
       name = f'{strategy} {singleton}'
       cells_of = {f'{depth:g}/{h}': f'{of.mean():.2f}' for (depth, h), of in by(name, 0).items()}
-      shuffled = over_units(np.mean(list(by(name + ' shuffled', 0).values()), axis=0))
+      shuffled = verdicts.estimate(np.mean(list(by(name + ' shuffled', 0).values()), axis=0))
       over = {figure: np.mean(list(by(name, place).values()))
               for place, figure in enumerate(('singletons', 'coverage', 'questions'), start=1)}
       first.append({'cosine at depth/hops': name} | cells_of | {
@@ -136,7 +136,7 @@ def study(given, out) -> str:
   def gap(a, b, starts=STARTS):
     """Estimates a difference of cosines, over batches of two and of three hops."""
     differ = lambda h: np.mean([by(a, 0)[depth, h] - by(b, 0)[depth, h] for depth in starts], axis=0)
-    return over_units(np.concatenate([differ(h) for h in (2, 3)]))
+    return verdicts.estimate(np.concatenate([differ(h) for h in (2, 3)]))
 
   contrasts = {'Auto - Random, zero': (gap('auto zero', 'random zero'), 0.05),
                'Random - Anti, zero': (gap('random zero', 'anti zero'), 0.05),
@@ -153,7 +153,7 @@ def study(given, out) -> str:
     row, pairs = rows[name], np.array(rows[name]['within'])
     scale = max(pairs[:, 1].mean(), 1e-12)
     slope = pairs[:, 0].mean() / scale
-    of_slope = over_units(slope + (pairs[:, 0] - slope * pairs[:, 1]) / scale)
+    of_slope = verdicts.estimate(slope + (pairs[:, 0] - slope * pairs[:, 1]) / scale)
     third.append({'start': name, 'depth': row['depth'], 'EM': f'{100 * row["em"]:.1f}',
                   "the question's share of the variance of depth": f'{row["depth_between"]:.2f}',
                   'points of EM a search, within a question': common.interval(of_slope, 100),

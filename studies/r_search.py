@@ -24,12 +24,11 @@ from ml_collections import ConfigDict
 from configs import r_search as method_config
 from jaxsearch import setup
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import rstool
-from jaxsearch.rewards.match import exact_match, f1
+from jaxsearch.evaluation import rstool, verdicts
 from jaxsearch.sampler.requests import GREEDY
-from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Role, Tree, spans
 from jaxsearch.world import chains, files
+from recipes.world.beds import read, reads_evidence
 from recipes.world.examples import stated
 from studies import common
 
@@ -37,7 +36,6 @@ HOPS = (2, 3)
 TRAINED = 1000  # questions of world:rl that policies train on
 LEFT_OUT = ('continent', 'timezone')  # one of seven is soon guessed; names with '/' this reader cannot copy
 SIZES = {'full': dict(number=360), 'tiny': dict(number=4)}
-COMPLETE, CHANCE = 0.95, 0.05  # the gate: F1 on complete evidence, on partial over that on none
 POLICIES = 3  # at least
 Ask = Callable[[list[str]], Sequence[str]]
 
@@ -69,15 +67,6 @@ def evidence_of(question: Question, rng: random.Random) -> dict[str, str]:
 def _answers() -> frozenset[tuple[str, str]]:
   asked = files.questions('warm', HOPS)
   return frozenset((question.metadata['answer_type'], question.golden_answers[0]) for question in asked)
-
-
-def read(ask: Ask, asked: Sequence[Question], evidence: Sequence[str]) -> dict[str, list[float]]:
-  """Returns the EM and F1 of the reader's answers to each question from its evidence."""
-  replies = ask([templates.reader_prompt(question.question, text, 'world')
-                 for question, text in zip(asked, evidence)])
-  pairs = list(zip(replies, asked))
-  return {'em': [exact_match(reply, question.golden_answers) for reply, question in pairs],
-          'f1': [round(f1(reply, question.golden_answers), 4) for reply, question in pairs]}
 
 
 def by_kind(ask: Ask, asked: Sequence[Question]) -> dict[str, dict]:
@@ -129,7 +118,7 @@ def study(given, out) -> str:
 
 def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
   """Writes the tables."""
-  shown = lambda values: common.interval(common.over_units(values), 100)
+  shown = lambda values: common.interval(verdicts.estimate(values), 100)
   kinds = {kind: of for kind, of in rows[f'reader {reader}'].items() if isinstance(of, dict)}
   first = [{'evidence': kind, 'F1 in %': shown(of['f1']), 'EM in %': shown(of['em'])}
            for kind, of in kinds.items()]
@@ -144,10 +133,10 @@ def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
   searched = rows[f'one search {reader}']['one search']['em']
   why = undecided(kinds, len(policies))
   contrasts = {
-    '**evidence - raw observations**': (common.over_units(mean('evidence') - mean('observations')), 0.03),
-    'evidence - one search': (common.over_units(mean('evidence') - np.array(searched)), None),
-    'evidence - alone': (common.over_units(mean('evidence') - np.array(kinds['absent']['em'])), None),
-    'gold - evidence': (common.over_units(np.array(kinds['complete']['em']) - mean('evidence')), None)}
+    '**evidence - raw observations**': (verdicts.estimate(mean('evidence') - mean('observations')), 0.03),
+    'evidence - one search': (verdicts.estimate(mean('evidence') - np.array(searched)), None),
+    'evidence - alone': (verdicts.estimate(mean('evidence') - np.array(kinds['absent']['em'])), None),
+    'gold - evidence': (verdicts.estimate(np.array(kinds['complete']['em']) - mean('evidence')), None)}
   third = common.verdicts_of(contrasts, "points of the reader's EM", 100, why=why)
   return '\n\n'.join([common.table(first), f'One search for the question: {shown(searched)} % EM.',
                       common.table(second), third])
@@ -155,8 +144,7 @@ def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
 
 def undecided(kinds: dict[str, dict], policies: int) -> str:
   """Says why the plan's rule decides nothing of the tool; '' if it does."""
-  f1_of = {kind: np.mean(of['f1']) for kind, of in kinds.items()}
-  if f1_of['complete'] < COMPLETE or f1_of['partial'] > f1_of['absent'] + CHANCE:
+  if not reads_evidence({kind: np.mean(of['f1']) for kind, of in kinds.items()}):
     return 'undecided: the reader misses its gate'
   return '' if policies >= POLICIES else f'undecided: {policies} policies, where the plan asks for {POLICIES}'
 

@@ -17,14 +17,14 @@ import numpy as np
 from configs import search_r2 as method_config
 from jaxsearch import setup
 from jaxsearch.advantages import refinement_gain
-from jaxsearch.evaluation.verdicts import Estimate
+from jaxsearch.evaluation import verdicts
 from jaxsearch.methods import actions, refiner
 from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import chains
 from studies import common
-from studies.common import cost, over_units
+from studies.common import cost
 
 HOPS, REVISIONS = 3, 4
 FIRST = 212  # those before were looked at in the first run, whose reviewer missed the gate
@@ -151,10 +151,10 @@ def influences(accept, cuts, gains, rewards) -> dict[str, np.ndarray]:
   return of
 
 
-def terms(accept, cuts, gains, rewards, number) -> dict[str, Estimate]:
+def terms(accept, cuts, gains, rewards, number) -> dict[str, verdicts.Estimate]:
   """Returns the terms of appendix D, with intervals over questions; arguments as of `influences`."""
   of = influences(accept, cuts, gains, rewards)
-  return {name: over_units(by_question(values, number)) for name, values in of.items()}
+  return {name: verdicts.estimate(by_question(values, number)) for name, values in of.items()}
 
 
 def study(given, out) -> str:
@@ -204,7 +204,7 @@ def report(notes, number, rows) -> str:
   again = lambda name: common.at_budget(tokens[SCRATCH], em[SCRATCH], tokens[name][1])
   of_rows = [{'EM in %': name} | {f'N={n}': f'{100 * of.mean():.1f}' for n, of in enumerate(em[name])} | {
     'tokens at N=1': f'{tokens[name][1]:.0f}',
-    'over drawing again, equal tokens': common.interval(over_units(em[name][1] - again(name)), 100)}
+    'over drawing again, equal tokens': common.interval(verdicts.estimate(em[name][1] - again(name)), 100)}
     for name in STRATEGIES]
 
   shown = lambda of: {term: common.interval(estimate, 100) for term, estimate in of.items()}
@@ -212,13 +212,13 @@ def report(notes, number, rows) -> str:
   for name, (reviewer, cut) in STRATEGIES.items():
     if reviewer != 'oracle':
       here = terms(accept[reviewer], trim['own'] if reviewer == 'own' else cuts[cut], gains, rewards, number)
-      measured = common.interval(over_units(em[name][1] - em[name][0]), 100)
+      measured = common.interval(verdicts.estimate(em[name][1] - em[name][0]), 100)
       of_terms.append({'points of EM': name} | shown(here) | {'measured': measured})
   control = terms(accept['taught'], cuts['trim'], gains[shuffled], rewards[shuffled], number)
   of_terms.append({'points of EM': 'taught, rewards shuffled'} | shown(control) | {'measured': ''})
 
   on = lambda reviewer, where: by_question((1 - accept[reviewer]) * (where * gains).sum(axis=1), number)
-  gap = lambda a, b: over_units(a - b)
+  gap = lambda a, b: verdicts.estimate(a - b)
   draft, once, more = em[CUT][0], em[CUT][1], tokens[CUT][1] / tokens[CUT][0]
   contrasts = {
     'revising once over the draft': (gap(once, draft), None),

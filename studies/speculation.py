@@ -12,7 +12,7 @@ import functools
 import numpy as np
 
 from configs.claims import r_search as grid
-from jaxsearch.evaluation import sweep
+from jaxsearch.evaluation import sweep, verdicts
 from jaxsearch.evaluation.answers import read_held_out
 from jaxsearch.sampler.requests import Sampling
 from jaxsearch.trees.tree import Role, Tree
@@ -56,7 +56,7 @@ def report(rows) -> str:
   values[f'{WITH} - {WITHOUT}'] = values[WITH] - values[WITHOUT]
   names = 'found all passages', 'EM where it did', 'EM where it did not'
   return common.table([{'policy': policy, 'seeds': len(seeds)} | {
-    name: common.interval(common.over_units(column), 100) for name, column in zip(names, shares.T)}
+    name: common.interval(verdicts.estimate(column), 100) for name, column in zip(names, shares.T)}
     for policy, shares in values.items()])
 
 

@@ -36,9 +36,9 @@ class Grid(NamedTuple):
       `name_of`. A label in bold is a primary contrast of the plan.
     control: a variant, and the one that learns as it does from what says nothing of its questions.
     tables: of its config.
-    measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'end'
-      EM after the last step, MATCHED see `at_matched_em`; others are figures of an evaluation, averaged over
-      the steps.
+    measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'gain'
+      that above EM at the start, 'end' EM after the last step, MATCHED see `at_matched_em`; others are figures
+      of an evaluation, averaged over the steps.
   """
   contrasts: Mapping[str, Sequence[str]]
   control: tuple[str, str]
@@ -79,7 +79,8 @@ GRIDS = {
     'R-Search - box alone': ('r-search', 'box-alone'),
     'R-Search - box and its format': ('r-search', 'box-and-its-format'),
     'gated - not gated': ('r-search', 'r-search-not-gated'),
-    'R-Search - Search-R1 (EM)': ('r-search', 'search-r1-em')}, ('r-search', EXCHANGED)),
+    'R-Search - Search-R1 (EM)': ('r-search', 'search-r1-em')}, ('r-search', EXCHANGED),
+    measures=('gain', 'area', 'end')),
   'carl': Grid({
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
     'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
@@ -133,8 +134,8 @@ def curve(row: Mapping) -> np.ndarray:
 
 def value(row: Mapping, measure: str, budget: float) -> np.ndarray:
   """Returns [Q] values of a run's questions, or [1] of the run, in points."""
-  if measure == 'area':
-    return verdicts.area(curve(row), row['tokens'], budget)
+  if measure in ('area', 'gain'):
+    return verdicts.area(curve(row) - (measure == 'gain') * curve(row)[0], row['tokens'], budget)
   if measure == 'end':
     return curve(row)[-1]
   steps = row['step']
@@ -166,13 +167,13 @@ def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
   if not seeds:
     return None
   if measure == MATCHED:
-    rates = [at_matched_em(*(runs[name][seed] for name in names)) for seed in seeds]
-    gaps = 100 * np.array([of_a - of_b for of_a, of_b in rates])
-    return common.over_units(gaps), gaps[:, None]
-  budget = min(runs[name][seed]['tokens'][-1] for name in names for seed in seeds)
-  gaps = sum(sign * np.stack([value(runs[name][seed], measure, budget) for seed in seeds])
-             for name, sign in zip(names, (1, -1, -1, 1)))
-  return (verdicts.estimate(gaps) if gaps.shape[1] > 1 else common.over_units(gaps[:, 0])), gaps
+    rates = np.array([at_matched_em(*(runs[name][seed] for name in names)) for seed in seeds])
+    gaps = 100 * (rates[:, :1] - rates[:, 1:])
+  else:
+    budget = min(runs[name][seed]['tokens'][-1] for name in names for seed in seeds)
+    gaps = sum(sign * np.stack([value(runs[name][seed], measure, budget) for seed in seeds])
+               for name, sign in zip(names, (1, -1, -1, 1)))
+  return verdicts.estimate(gaps), gaps
 
 
 def control_of(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]]) -> str:

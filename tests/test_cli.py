@@ -99,8 +99,7 @@ def test_every_command_has_help_with_its_flags(capsys):
         assert flag.required or flag.nargs == 0 or 'if not given' in flag.help, (command, flag.dest)
   assert cli.main(['eval', '--checkpoint=x', '-h']) == 0
   printed = capsys.readouterr().out
-  for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'tool-url',
-               'reader-url'):
+  for flag in ('checkpoint', 'questions', 'corpus', 'out', 'temperature', 'limit', 'as-tool', 'reader-url'):
     assert f'\n  --{flag} ' in printed
 
 

@@ -166,32 +166,24 @@ LINE_SECONDS = 60.0  # between lines about the progress where there is no termin
 def progress_of(total: int, what: str = 'questions'):
   """Shows a progress bar, or a line now and then without a terminal; yields the callback of a rollout.
 
-  Says once when most searches fail. A server that does not answer is a UsageError.
+  Says once when most searches fail.
   """
   from rich import progress
 
   from jaxsearch.sampler.requests import failing
-  from jaxsearch.tools.http_client import RequestError
-  from jaxsearch.training.metrics import time_left
   columns = (progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
              progress.TimeRemainingColumn())
-  with progress.Progress(what, *columns, disable=not sys.stderr.isatty()) as bar:
-    task, left = bar.add_task('', total=total), time_left(total)
-    warned, last, shown = '', None, time.monotonic()
+  with progress.Progress(what, *columns, disable=not sys.stderr.isatty(), speed_estimate_period=600) as bar:
+    task = bar.tasks[bar.add_task('', total=total)]
+    warned, shown = '', time.monotonic()
 
     def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
-      nonlocal warned, last, shown
-      bar.update(task, completed=done)
-      if last is not None and done > last:
-        seconds = left(done)
-        if bar.disable and time.monotonic() - shown >= LINE_SECONDS:
-          shown = time.monotonic()
-          say(f'{done} of {total} {what}' + ('' if seconds is None else f', {seconds / 60:.0f} minutes left'))
-      last = done
+      nonlocal warned, shown
+      bar.update(task.id, completed=done)
+      if bar.disable and done > 0 and time.monotonic() - shown >= LINE_SECONDS:
+        shown, seconds = time.monotonic(), task.time_remaining
+        say(f'{done} of {total} {what}' + ('' if seconds is None else f', {seconds / 60:.0f} minutes left'))
       if not warned and metrics and (warned := failing(metrics)):
         say(warned)
 
-    try:
-      yield report
-    except RequestError as error:
-      raise UsageError(str(error)) from error
+    yield report

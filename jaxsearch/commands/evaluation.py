@@ -36,7 +36,6 @@ from jaxsearch.flags import UsageError, address, place, steps
   flag('--tiers', 'file of `jaxsearch tiers`: also figures of each tier and of a critic; none if not given'),
   flag('--plots', 'folder for plots, with --tiers or --as-tool; none if not given', place(folder=True)),
   flag('--as-tool', 'score config.reader alone, with one search, with evidence that the policy finds', bool),
-  flag('--tool-url', 'a server of evidence, token in JAXSEARCH_TOKEN; the policy if not given', address),
   flag('--reader-url', 'a chat server, key in OPENAI_API_KEY; config.reader if not given', address),
   flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'),
   examples=('--checkpoint runs/quickstart --limit 100 --out scores.json',
@@ -49,14 +48,12 @@ def eval(config, flags) -> None:
   if flags.as_tool:
     refuse(flags, ('tiers',), 'with --as-tool')
   else:
-    refuse(flags, ('tool-url', 'reader-url', 'reader-model'), 'without --as-tool')
+    refuse(flags, ('reader-url', 'reader-model'), 'without --as-tool')
     if not flags.tiers:
       refuse(flags, ('plots',), 'without --tiers or --as-tool')
   if not flags.reader_url:
     refuse(flags, ('reader-model',), 'without --reader-url; set config.reader.model')
-  if flags.tool_url:
-    refuse(flags, ('checkpoint', 'temperature'), 'with --tool-url: the policy is that of the server')
-  check_inputs(config, flags, policy=not flags.tool_url)
+  check_inputs(config, flags)
   from jaxsearch.evaluation import agents, answers, competence, figures, plots, question_sets
   sets = [question_sets.load(config, flags.questions or config.eval.questions, limit=flags.limit)]
   if flags.as_tool:
@@ -75,19 +72,14 @@ def eval(config, flags) -> None:
 
 def _eval_as_tool(config, flags, sets: Sequence) -> None:
   from jaxsearch.evaluation import plots, rstool
-  from jaxsearch.setup import open_backend
-  from jaxsearch.tools.evidence_client import EvidenceClient
-  from jaxsearch.tools.http_client import secret_from_env
   rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
-  agent, policy = (None, {}) if flags.tool_url else _open_policy(config, flags, sets)
+  agent, policy = _open_policy(config, flags, sets)
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
   name = flags.reader_model or config.reader.model
-  tool = agent or EvidenceClient(flags.tool_url, token=secret_from_env('JAXSEARCH_TOKEN'))
-  search = agent.tools.search if agent else open_backend(config, flags.corpus)
-  answer = functools.partial(rstool.answer, tool, reader, search=search, topk=config.search.topk)
+  answer = functools.partial(rstool.answer, agent, reader, search=agent.tools.search, topk=config.search.topk)
   records, outcomes, made = _answer(
     answer, config, flags, sets, agent, policy=policy, reader=name, reader_url=flags.reader_url,
-    tool=flags.tool_url or flags.checkpoint or config.model)
+    tool=flags.checkpoint or config.model)
   scores, predictions = rstool.scores(records) | outcomes, rstool.predictions(records)
   if flags.plots:
     plots.readers({pathlib.Path(name).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
@@ -199,7 +191,7 @@ def bench(config, flags) -> None:
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are alike')
   from jaxsearch.evaluation import answers, browsecomp_plus, figures, question_sets, results
-  from jaxsearch.setup import load_judge, of_server, open_chat_agent, reads_corpus
+  from jaxsearch.setup import load_judge, of_server, open_chat_agent
   names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
   if not names and flags.folder:
     names = question_sets.present(flags.folder)
@@ -208,7 +200,7 @@ def bench(config, flags) -> None:
   if missing := [name for name in names if ':' not in name and not flags.folder]:
     raise UsageError(f'--benchmarks={flags.benchmarks}: where is {missing[0]}? set --folder')
   sets = [question_sets.load(config, name, flags.folder, flags.limit) for name in names]
-  if reads_corpus(config) and not flags.corpus:
+  if not flags.corpus and searched_corpus(config, flags):
     flags.corpus = question_sets.corpus_beside(config, sets, flags.folder)
   check_inputs(config, flags, policy=not flags.url)
   corpus = searched_corpus(config, flags)

@@ -97,8 +97,9 @@ def serve(config, flags) -> None:
   token = _token(flags)
   with http_server.bind(flags.host or '127.0.0.1', port, token) as listener:
     if flags.as_tool:
-      from jaxsearch.evaluation import rstool
-      agent = rstool.open_tool(config, flags.checkpoint, flags.corpus)
+      from jaxsearch.evaluation import agents, rstool
+      rstool.reader_template(config)  # a method that writes no evidence is refused
+      agent = agents.open_agent(config, flags.checkpoint, flags.corpus)
       say('compiling the sampler: a minute or two …')
       agent.engine.compile_all()  # now, so that no request has to wait for it
       app = http_server.evidence_app(lambda questions: rstool.find(agent, questions), token=token,

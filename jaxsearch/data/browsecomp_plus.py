@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from jaxsearch.data import tables
-from jaxsearch.data.jsonl import read_records
+from jaxsearch.data.jsonl import DataError, read_records, shortened
 
 KEY = 'BROWSECOMP_PLUS_KEY'
 QRELS = ('qrel_evidence.txt', 'topics-qrels/qrel_evidence.txt')  # beside the questions
@@ -57,8 +57,9 @@ def _qrels(folder: pathlib.Path) -> dict[str, list[str]]:
   """Returns query id -> ids of documents, of lines `id Q0 docid 1`."""
   relevant = defaultdict(list)
   path = next((folder / name for name in QRELS if (folder / name).is_file()), None)
-  for line in path.read_text().splitlines() if path else ():
-    if line.strip():
-      query, _, document, _ = line.split()
-      relevant[query].append(document)
+  for number, line in enumerate(path.read_text().splitlines() if path else (), 1):
+    if fields := line.split():
+      if len(fields) != 4:
+        raise DataError(f"{path}:{number}: not a line 'id Q0 docid 1': {shortened(line)}")
+      relevant[fields[0]].append(fields[2])
   return relevant

@@ -69,7 +69,7 @@ def write_questions(questions: Sequence[Question], path: str | os.PathLike) -> N
 
 
 class QuestionBatches:
-  """An endless iterator over lists of questions: a new seeded order every epoch, resumable.
+  """An endless stream of lists of questions: a new seeded order every epoch, resumable.
 
   Every process draws the whole batch of a step, so neither their number nor a restart on another number of
   them changes which questions a step sees. An epoch ends where the questions do, inside a batch if need be;
@@ -89,9 +89,6 @@ class QuestionBatches:
     # `.seed` mixes the seed; `.shuffle(seed)` would give epoch 1 of seed 0 the order of epoch 0 of seed 1.
     self._order = grain.MapDataset.source(questions).seed(seed).shuffle().repeat()
     self.drawn = 0  # questions so far
-
-  def __iter__(self) -> 'QuestionBatches':
-    return self
 
   def __next__(self) -> list[Question]:
     return self.take(self._stream['batch_size'])

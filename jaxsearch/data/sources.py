@@ -73,10 +73,14 @@ def _merged(name: str, parts: list[tuple[str, list[Document]]]) -> list[Document
   return _joined(name, parts)
 
 
+def files_of(name: str) -> list[str]:
+  """Returns the files that a name needs, there or not. Raises ValueError as the loaders do."""
+  return [path for source, path in _parts(name) if source not in registry.ENTRIES['questions']]
+
+
 def missing_files(name: str) -> list[str]:
-  """Returns the files that a name needs and that are not there. Raises ValueError as the loaders do."""
-  paths = [path for source, path in _parts(name) if source not in registry.ENTRIES['questions']]
-  return [path for path in paths if not os.path.exists(path)]
+  """Returns those of `files_of` that are not there."""
+  return [path for path in files_of(name) if not os.path.exists(path)]
 
 
 def _parts(name: str) -> list[tuple[str, str]]:

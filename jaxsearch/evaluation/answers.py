@@ -20,6 +20,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence
 from jaxsearch.evaluation.figures import Record, means, record_of
 from jaxsearch.evaluation.question_sets import read_held_out
+from jaxsearch.evaluation.results import records_of
 from jaxsearch.files import naming, no_link
 from jaxsearch.parallel import transfer
 from jaxsearch.rewards.match import answer_found
@@ -103,8 +104,7 @@ class Kept:
     if 'identity' in first and not (differing := _differing(first['identity'], identity)):
       with naming(path), open(path, 'rb+', opener=no_link) as file:
         file.truncate(file.read().rfind(b'\n') + 1)  # a line that a kill cut short
-      for row in rows:
-        self.records[row['number']].update(row['record'])
+      self.records = records_of(rows)
       say(f'resuming: {path} has {len(self.records)} answers')
       return
     if first:

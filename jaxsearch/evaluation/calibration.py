@@ -35,19 +35,16 @@ def root_mean_square_error(probabilities, outcomes, size: int = 100, last: bool 
   code, which BrowseComp-Plus uses, leaves the last bin out of the sum (`last=False`), though not out of n; 0
   for fewer than `size` answers.
   """
-  order = np.argsort(probabilities)
-  probabilities, outcomes = (np.asarray(values, np.float64)[order] for values in (probabilities, outcomes))
-  starts = np.arange(len(order) // size) * size
-  if not len(starts):
+  gaps = np.subtract(probabilities, outcomes, dtype=float)[np.argsort(probabilities)]
+  if len(gaps) < size:
     return 0.0
-  bins = zip(np.split(probabilities, starts[1:]), np.split(outcomes, starts[1:]))
-  errors = [len(p) / len(order) * (p.mean() - o.mean()) ** 2 for p, o in bins]
-  return float(np.sqrt(sum(errors if last else errors[:-1])))
+  bins = np.split(gaps, np.arange(size, len(gaps) // size * size, size))
+  return float(np.sqrt(sum(len(of) / len(gaps) * of.mean() ** 2 for of in (bins if last else bins[:-1]))))
 
 
 def brier(probabilities, outcomes) -> float:
   """Returns the mean squared difference of probability and outcome."""
-  return mean(np.square(_residuals(outcomes, probabilities)))
+  return mean(np.square(np.subtract(outcomes, probabilities, dtype=float)))
 
 
 def explained_variance(predictions, targets) -> float:
@@ -55,7 +52,7 @@ def explained_variance(predictions, targets) -> float:
   targets = np.asarray(targets, np.float64)
   if not len(targets) or not targets.var():
     return float('nan')
-  return float(1.0 - _residuals(targets, predictions).var() / targets.var())
+  return float(1.0 - np.subtract(targets, predictions, dtype=float).var() / targets.var())
 
 
 def sign_accuracy(changes, expected) -> float:
@@ -85,7 +82,3 @@ def curve(probabilities, outcomes, bins: int = BINS) -> tuple[np.ndarray, np.nda
 def mean(values) -> float:
   """Returns the mean, NaN of nothing."""
   return float(np.mean(values)) if len(values) else float('nan')
-
-
-def _residuals(targets, predictions) -> np.ndarray:
-  return np.asarray(targets, np.float64) - np.asarray(predictions, np.float64)

@@ -40,12 +40,11 @@ def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]
           'config': json.loads(json.dumps(to_saved(config))), 'files': read}
 
 
-def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent | None, *,
+def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent, *,
              corpus: str, sampling: Sampling, samples: int = 1, tiers: str = '') -> dict[str, Any]:
   """Returns the manifest of an evaluation.
 
   Args:
-    agent: None for one behind a server of evidence.
     corpus: the passages that are searched; '' for none of ours.
   """
   grow = dict(config.grow) | dict(config.eval.grow)
@@ -56,18 +55,16 @@ def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], age
   corpus_hash = search.pop('corpus_hash', None) or made['files'].get('corpus', {}).get('sha256')
   if corpus and not corpus_hash:  # the world's
     corpus_hash = _digest(f'{document.title}\n{document.text}' for document in sources.load_corpus(corpus))
-  made |= {
+  tokenizer = agent.engine.tokenizer
+  return made | {
     'method': config.method, 'metric': METRIC, 'corpus': {'name': corpus, 'sha256': corpus_hash},
     'index': search, 'k': config.search.topk, 'questions': {one.name: _about(one) for one in sets},
     'turns': next((grow[name] for name in TURNS if name in grow), None),
     'decoding': dataclasses.asdict(sampling) | {'samples': samples},
     'limits': {'context': config.sampler.length, 'max_tokens': grow.get('max_tokens')},
+    'prompt': prompt_hash(agent, grow),
+    'tokenizer': {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])},
   }
-  if agent:
-    tokenizer = agent.engine.tokenizer
-    made['prompt'] = prompt_hash(agent, grow)
-    made['tokenizer'] = {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])}
-  return made
 
 
 def _about(one: QuestionSet) -> dict[str, Any]:
@@ -97,8 +94,7 @@ def weights(path: str) -> dict[str, Any]:
 
 def hash_of(name: str) -> str | None:
   """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""
-  paths = [name] if os.path.isfile(name) else [part.rpartition(':')[2] for part in name.split('+')]
-  digest, files = hashlib.sha256(), list(filter(os.path.isfile, paths))
+  digest, files = hashlib.sha256(), list(filter(os.path.isfile, sources.files_of(name)))
   for path in files:
     with open(path, 'rb') as stream:
       hashlib.file_digest(stream, lambda: digest)

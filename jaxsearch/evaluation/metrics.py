@@ -1,8 +1,4 @@
-"""Figures over the answers to questions: pass@k, pass^k, maj@k, bootstrap intervals, paired tests. Pure
-functions.
-
-All average over questions: one that was answered n times counts as one, with the mean of its n values.
-"""
+"""Pure functions of the answers to questions: pass@k, pass^k, maj@k, bootstrap intervals, paired tests."""
 
 import collections
 import math

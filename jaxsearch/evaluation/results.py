@@ -63,7 +63,8 @@ def read_result(path: str | os.PathLike, command: str = 'bench', model: type = _
   path, fault = pathlib.Path(path), f'{path}: not a result of jaxsearch {command}'
   try:
     if path.name.endswith('.jsonl'):
-      result = {'predictions': [row['record'] for row in row_files.read(path)[1:]]}
+      first, *rows = row_files.read(path) or [{}]
+      result = {'predictions': list(records_of(rows).values())} if 'identity' in first else {}
     else:
       result = json.loads(path.read_bytes())
     model.model_validate(result)
@@ -78,6 +79,14 @@ def read_result(path: str | os.PathLike, command: str = 'bench', model: type = _
 def read_predictions(path: str | os.PathLike) -> list[dict[str, Any]]:
   """Reads the records of a result of eval or bench, finished or not. Raises as `read_result`."""
   return read_result(path, 'eval or bench', _Predictions)['predictions']
+
+
+def records_of(rows: Sequence[Mapping]) -> collections.defaultdict[int, dict[str, Any]]:
+  """Returns number -> record of the rows that an evaluation has kept; a later row adds to its record."""
+  records = collections.defaultdict(dict)
+  for row in rows:
+    records[row['number']].update(row['record'])
+  return records
 
 
 def read_closed_book(path: str) -> dict[tuple[str, str], float]:

@@ -6,7 +6,7 @@ one search for the question itself (vanilla RAG), and with the tool's evidence.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,8 @@ import numpy as np
 from jaxsearch import setup
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import agents, answers
-from jaxsearch.evaluation.figures import Record, asked_of, policy_spans
+from jaxsearch.evaluation import answers
+from jaxsearch.evaluation.figures import Record, policy_spans
 from jaxsearch.methods import r_search
 from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
@@ -25,38 +25,26 @@ from jaxsearch.sampler.assistants import Assistant, first_requests
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import GREEDY, SERVICES, Sampling, one_line, shorten
 from jaxsearch.tools import SearchBackend
-from jaxsearch.tools.evidence_client import Evidence, EvidenceClient
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import spans
 
-PER_REQUEST = 32  # questions asked of a server, and of the reader, at a time
+PER_REQUEST = 32  # questions asked of the reader at a time
 READER = ('alone', 'rag', 'rstool')  # how the reader is asked
 
 
-def open_tool(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: str = '') -> Agent:
-  """Opens the agent of a config whose policy writes evidence; ValueError for a method that writes none."""
-  reader_template(config)
-  return agents.open_agent(config, checkpoint, corpus)
-
-
-def find(agent: Agent, questions: Sequence[str]) -> list[Evidence]:
-  """Returns the policy's evidence for each question, greedy: what is in a rollout's only evidence box.
-
-  '' without exactly one, or if it was written before any documents were found, which forfeits it.
-  """
+def find(agent: Agent, questions: Sequence[str]) -> list[dict]:
+  """Returns for each question what `http_server.evidence_app` sends, greedy: see `evidence_of`."""
   asked = [Question(str(number), text, ()) for number, text in enumerate(questions)]
   trees, _ = rollout(agent, asked, jax.random.key(0), sampling=GREEDY)
-  return [Evidence(answer=tree.answer, searches=tree.metrics['searches'],
-                   **evidence_of({'spans': spans(tree)})) for tree in trees]
+  return [evidence_of({'spans': spans(tree)}) | {'answer': tree.answer, 'searches': tree.metrics['searches']}
+          for tree in trees]
 
 
 def evidence_of(record: Record) -> dict[str, Any]:
   """Returns the only `evidence` box, '' without exactly one or where it is `forfeited`, as in training.
 
-  That of a server stands in the record.
+  It is if it was written before any documents were found.
   """
-  if 'evidence' in record:
-    return {name: record[name] for name in ('evidence', 'forfeited')}
   written = policy_spans(record)
   texts = [span['text'] for span in written]
   box = formats.only_box(texts, grammar.EVIDENCE) or ''
@@ -113,34 +101,23 @@ def open_reader(config: ml_collections.ConfigDict, url: str = '', model: str = '
   return Reader(assistant, template, assistant)
 
 
-def answer(tool: Agent | EvidenceClient, reader: Reader, questions: Sequence[Question], key,
-           kept: answers.Kept, *, sampling: Sampling, search: SearchBackend, topk: int,
+def answer(agent: Agent, reader: Reader, questions: Sequence[Question], key, kept: answers.Kept, *,
+           sampling: Sampling, search: SearchBackend, topk: int,
            on_progress: Callable[[int, int, dict], object]) -> None:
-  """Keeps a record of each question: what the tool found, and what `ask_reader` returns.
+  """Keeps a record of each question: that of the agent, `evidence_of` it, and what `ask_reader` returns.
 
-  Of the tool `evidence`, `forfeited`, `prediction` (its own answer) and `searches`, of an agent the whole
-  record. Questions are counted once for the tool, once for the reader. RequestError if a server failed.
+  Questions are counted once for the agent, once for the reader. RequestError if a server failed.
   """
-  def parts(field: str) -> Iterator[dict[int, Question]]:
-    """Yields questions without such a field, by number."""
-    missing = kept.missing(field)
-    for start in range(0, len(missing), PER_REQUEST):
-      on_progress(len(questions) - len(missing) + start, len(questions), {})
-      yield {number: questions[number] for number in missing[start:start + PER_REQUEST]}
-    on_progress(len(questions), len(questions), {})
-
-  if isinstance(tool, Agent):
-    answers.answer(tool, questions, key, kept, sampling=sampling, on_progress=on_progress)
-  for asked in parts('id'):  # of a server
-    replies = tool.find([question.question for question in asked.values()])
-    kept.add({number: asked_of(question) | {
-      'prediction': found.answer, 'searches': found.searches, 'evidence': found.evidence,
-      'forfeited': found.forfeited, 'stop': None}
-      for (number, question), found in zip(asked.items(), replies)})
-  for asked in parts('rstool'):
+  answers.answer(agent, questions, key, kept, sampling=sampling, on_progress=on_progress)
+  missing = kept.missing('rstool')
+  for start in range(0, len(missing), PER_REQUEST):
+    on_progress(len(questions) - len(missing) + start, len(questions), {})
+    asked = missing[start:start + PER_REQUEST]
     found = [evidence_of(kept.records[number]) for number in asked]
-    replies = ask_reader(reader, list(asked.values()), [one['evidence'] for one in found], search, topk)
+    replies = ask_reader(reader, [questions[number] for number in asked],
+                         [one['evidence'] for one in found], search, topk)
     kept.add({number: one | reply for number, one, reply in zip(asked, found, replies)})
+  on_progress(len(questions), len(questions), {})
 
 
 def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence[str], search: SearchBackend,
@@ -183,7 +160,7 @@ def scores(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def predictions(records: Sequence[Record]) -> list[dict]:
-  """Returns what an evaluation writes of the records: the same whether the tool is an agent or a server."""
+  """Returns what an evaluation writes of the records."""
   fields = ('id', 'source', 'question', 'golden_answers', 'evidence', 'searches', 'passages', *READER)
   return [{'policy': record['prediction']} | {name: record[name] for name in fields} for record in records]
 

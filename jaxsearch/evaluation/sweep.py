@@ -9,7 +9,6 @@ A sweep is a config (see configs/claims) with these fields:
   baseline   the variant that the others are compared with
   seeds      tuple
   primary    if given: the variants whose difference to the baseline decides, for the correction of p
-  margin     if given: points of EM, the smallest difference that matters; 3
   out        folder; a run lives in OUT/VARIANT/SEED, its output in log.txt
   parallel   runs at a time; 0: one on each GPU, or one. On CPUs they share the cores: two small runs of one
              thread each took 80 s a run, one of two threads 130 s
@@ -42,7 +41,7 @@ from jaxsearch.training.row_files import read as read_rows
 
 FIELDS = dict(title=str, base=str, common=dict, variants=dict, baseline=str, seeds=tuple, out=str,
               parallel=int)
-OPTIONAL = dict(primary=tuple, margin=float)
+OPTIONAL = dict(primary=tuple)
 POLL_SECONDS = 0.5  # between two looks at the running processes
 LOG_LINES = 15      # shown of a failed run
 DEVICES = pathlib.Path('/dev')
@@ -89,6 +88,9 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
     if not run_config.eval.every:
       raise ValueError(f'{name}: eval.every=0; a sweep compares scores on held-out questions')
     runs.append(SweepRun(name, seed, arguments, run_config))
+    if set(run_config.eval.temperatures) != set(runs[0].config.eval.temperatures):
+      raise ValueError(f'{name}: eval.temperatures is not that of {runs[0].variant}; a sweep compares scores '
+                       'at the same temperatures')
   return runs
 
 
@@ -195,9 +197,10 @@ def start(run: SweepRun, environment: Mapping[str, str]) -> subprocess.Popen:
 
 def environments(parallel: int) -> list[dict[str, str]]:
   """Returns the environment variables of each run at a time: a GPU of its own, or its share of the cores."""
-  gpus = os.environ.get('CUDA_VISIBLE_DEVICES', '').split(',')
-  if gpus == ['']:
+  if (visible := os.environ.get('CUDA_VISIBLE_DEVICES')) is None:
     gpus = [str(number) for number in range(len(list(DEVICES.glob('nvidia[0-9]*'))))]
+  else:
+    gpus = [name for name in visible.split(',') if name]  # '' hides all
   if not gpus or os.environ.get('JAX_PLATFORMS') == 'cpu':
     threads = {'NPROC': str(max(1, os.cpu_count() // parallel))} if parallel > 1 else {}  # XLA reads it
     return [threads] * (parallel or 1)

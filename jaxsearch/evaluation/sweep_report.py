@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
-from scipy.special import stdtrit
 
 from jaxsearch.evaluation import plots, verdicts
 from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
@@ -28,7 +27,7 @@ COSTS = {'tokens_generated': Figure('tokens generated (k)', None, 1e-3, ',.0f'),
          'tokens_trained': Figure('trained (k)', None, 1e-3, ',.0f'),
          'seconds': Figure('seconds', None, 1, ',.0f')}
 MAX_COLUMNS = 15  # that fit on a page
-MARGIN = 3.0      # points of EM, the smallest difference that matters, where a sweep names none
+MARGIN = 3.0      # points of EM, the smallest difference that matters
 FOOTNOTE = (
   'After {steps} steps; EM and F1 in % on {questions} held-out questions. ± and [ ] are 95 % intervals over '
   "seeds (Student's t). Bold: significant, the interval excludes 0; elsewhere there is no significant "
@@ -84,7 +83,6 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
   before = estimates([scores(run, 0) for run in done])
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,
-    'margin': config.get('margin', MARGIN),
     'steps': sorted({run.config.steps for run in done}),
     'questions': sorted({row['n'] for run in done for row in evaluations(run)}),
     'before': {key: of['mean'] for key, of in before.items()}, 'verdicts': decide(config, done),
@@ -123,10 +121,10 @@ def relative(figures: Mapping[str, Mapping], baseline: Mapping[str, Mapping]) ->
 def decide(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict[str, dict]:
   """Returns, by temperature, `budget` (tokens) and of every variant the means and differences in points.
 
-  `area` and `end` have the mean, `iqm` and, but for the baseline, a `difference` (mean, low, high, p); that
-  of the area has the `corrected` p of `config.primary` (all variants if empty), their `verdict` at
-  `config.margin` (points), and `seeds_needed` to find a difference of the margin. {} for runs whose
-  evaluations do not say what each question got, or asked different ones.
+  `area` and `end` have the mean and, but for the baseline, a `difference` (mean, low, high, p) and
+  `seeds_needed` to find one of MARGIN; the area also the `corrected` p and the `verdict` of each variant of
+  `config.primary` (all if empty). {} for runs whose evaluations do not say what each question got, or asked
+  different ones.
   """
   decided = {}
   for temperature in dict.fromkeys(row['temperature'] for run in runs for row in evaluations(run)):
@@ -144,22 +142,19 @@ def decide(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict[
       values = {name: {run.seed: of_run(run) for run in runs if run.variant == name} for name in variants}
       baseline = values.get(config.baseline, {})
       for name, by_seed in values.items():
-        variants[name][measure] = compare(by_seed, {} if name == config.baseline else baseline, config)
+        variants[name][measure] = compare(by_seed, {} if name == config.baseline else baseline)
     add_verdicts(variants, config)
     decided[f'{temperature}'] = {'budget': float(budget), 'variants': variants}
   return decided
 
 
-def compare(by_seed: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray],
-            config: ml_collections.ConfigDict) -> dict:
-  """Returns the mean and interquartile mean of seed -> values [Q], and its difference to a baseline's."""
-  every = np.stack(list(by_seed.values()))
-  of = {'mean': float(every.mean()), 'iqm': verdicts.interquartile_mean(every)}
+def compare(by_seed: Mapping[int, np.ndarray], baseline: Mapping[int, np.ndarray]) -> dict:
+  """Returns the mean of seed -> values [Q], and its difference to a baseline's."""
+  of = {'mean': float(np.mean(list(by_seed.values())))}
   if both := by_seed.keys() & baseline.keys():
     gaps = np.stack([by_seed[seed] - baseline[seed] for seed in sorted(both)])
     of['difference'] = verdicts.estimate(gaps)._asdict()
-    of['seeds_needed'] = verdicts.seeds_needed(gaps, config.get('margin', MARGIN))
-    of['spread'] = verdicts.spread(gaps)._asdict() if len(both) > 1 else None
+    of['seeds_needed'] = verdicts.seeds_needed(gaps, MARGIN)
   return of
 
 
@@ -169,7 +164,7 @@ def add_verdicts(variants: Mapping[str, dict], config: ml_collections.ConfigDict
               if variants.get(name, {}).get('area', {}).get('difference', {}).get('p') is not None]
   for of, p in zip(decisive, verdicts.holm([of['difference']['p'] for of in decisive])):
     estimate = verdicts.Estimate(**of['difference'])
-    of |= {'corrected': p, 'verdict': verdicts.verdict(estimate, config.get('margin', MARGIN), p)}
+    of |= {'corrected': p, 'verdict': verdicts.verdict(estimate, MARGIN, p)}
 
 
 def tokens_spent(run: SweepRun, rows: Iterable[Mapping]) -> np.ndarray:
@@ -203,19 +198,11 @@ def seconds(rows: Sequence[Mapping]) -> np.ndarray:
 
 
 def estimates(records: Iterable[Mapping[str, float]]) -> dict[str, dict]:
-  """Returns the `estimate` of every figure that all records, one per seed, have."""
+  """Returns the estimate of every figure that all records, one per seed, have, with its values."""
   records = list(records)
-  return {name: estimate([record[name] for record in records])
-          for name in (records[0] if records else ()) if all(name in record for record in records)}
-
-
-def estimate(values: Sequence[float]) -> dict:
-  """Returns the mean of one value per seed and its 95 % interval (Student's t), None for a single seed."""
-  mean, number, low, high = np.mean(values), len(values), None, None
-  if number > 1:
-    half = stdtrit(number - 1, 0.975) * np.std(values, ddof=1) / np.sqrt(number)
-    low, high = float(mean - half), float(mean + half)
-  return {'mean': float(mean), 'low': low, 'high': high, 'values': list(values)}
+  values = {name: [record[name] for record in records]
+            for name in (records[0] if records else ()) if all(name in record for record in records)}
+  return {name: verdicts.estimate(of)._asdict() | {'values': of} for name, of in values.items()}
 
 
 def table(of_sweep: Mapping) -> str:
@@ -241,7 +228,7 @@ def table(of_sweep: Mapping) -> str:
       {name: of.get('relative', {}) for name, of in variants.items()})
   for temperature, of in of_sweep['verdicts'].items():
     said = VERDICTS.format(baseline=baseline, label=decoding(float(temperature)),
-                           budget=of['budget'] / 1000, margin=of_sweep['margin'])
+                           budget=of['budget'] / 1000, margin=MARGIN)
     parts += [said, markdown(verdict_rows(of['variants']))]
   numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
   parts.append(safe(FOOTNOTE.format(**numbers)))
@@ -254,7 +241,7 @@ def table(of_sweep: Mapping) -> str:
 
 def verdict_rows(variants: Mapping[str, Mapping]) -> list[list[str]]:
   """Returns the table of verdicts: means, differences, corrected p and verdicts of variants."""
-  rows = [['variant', 'area', 'IQM', 'Δ area', 'p', 'verdict', 'seeds needed', 'end', 'Δ end']]
+  rows = [['variant', 'area', 'Δ area', 'p', 'verdict', 'seeds needed', 'end', 'Δ end']]
   figure = Figure('', None, 1, '.1f')
   for name, of in variants.items():
     gaps = [of[measure].get('difference', {'mean': None, 'low': None, 'high': None})
@@ -262,8 +249,8 @@ def verdict_rows(variants: Mapping[str, Mapping]) -> list[list[str]]:
     area, end = (figure.shown(gap['mean'], gap['low'], gap['high'], sign='+') if gap['mean'] is not None
                  else '' for gap in gaps)
     corrected = of['area'].get('corrected')
-    rows.append([escaped(name, 'markdown'), figure.shown(of['area']['mean']), figure.shown(of['area']['iqm']),
-                 area, '' if corrected is None else f'{corrected:.3f}', of['area'].get('verdict', ''),
+    rows.append([escaped(name, 'markdown'), figure.shown(of['area']['mean']), area,
+                 '' if corrected is None else f'{corrected:.3f}', of['area'].get('verdict', ''),
                  str(of['area'].get('seeds_needed') or ''), figure.shown(of['end']['mean']), end])
   return rows
 

@@ -2,6 +2,7 @@
 
 Pure functions. Values are [seeds, questions]: what each held-out question got in the run of each seed, EM at
 the end or the area under it; a difference of two variants is taken cell by cell, so it is paired by both.
+`estimate` also takes values of one axis.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ POWER = 0.8
 
 
 class Estimate(NamedTuple):
-  """A mean over seeds and questions; of a single seed it has neither an interval nor p."""
+  """A mean; of a single seed, or unit, it has neither an interval nor p."""
   mean: float
   low: float | None  # of the 95 % interval
   high: float | None
@@ -40,29 +41,27 @@ def draws(values: np.ndarray, *, seed: int = 0) -> np.ndarray:
   return np.einsum('ds,sq,dq->d', again(len(values)), values, again(values.shape[1]), optimize=True)
 
 
-def estimate(values: np.ndarray, *, seed: int = 0) -> Estimate:
-  """Estimates the mean of values [S,Q].
+def estimate(values: Sequence[float] | np.ndarray, *, seed: int = 0) -> Estimate:
+  """Estimates the mean of values [S,Q], or of independent units, [N] or [N,1], by Student's t.
 
-  The interval is the middle 95 % of `draws`, stretched: a bootstrap of few seeds spreads too little. Its
-  spread becomes the standard error by the analysis of variance times Student's t over the normal quantile,
-  with Satterthwaite's degrees of freedom (1946). p is that of Student's t.
+  The interval of the former is the middle 95 % of `draws`, stretched: a bootstrap of few seeds spreads too
+  little. Its spread becomes the standard error by the analysis of variance times Student's t over the normal
+  quantile, with Satterthwaite's degrees of freedom (1946). p is that of Student's t.
   """
-  mean, of = float(values.mean()), spread(values) if len(values) > 1 else None
-  if of is None:
+  values = np.asarray(values, float)
+  mean, single = float(values.mean()), values.size == len(values)
+  if len(values) < 2:
     return Estimate(mean, None, None, None)
-  error, freedom = standard_error(of, *values.shape)
+  error, freedom = ((stats.sem(values, axis=None), len(values) - 1) if single
+                    else standard_error(spread(values), *values.shape))
   if error == 0:
     return Estimate(mean, mean, mean, float(mean == 0))
-  away = draws(values, seed=seed) - mean
-  stretch = error * stats.t.ppf(0.975, freedom) / (away.std() * stats.norm.ppf(0.975))
-  low, high = mean + stretch * np.quantile(away, [0.025, 0.975])
-  return Estimate(mean, float(low), float(high), float(2 * stats.t.sf(abs(mean) / error, freedom)))
-
-
-def interquartile_mean(values: np.ndarray) -> float:
-  """Returns the mean of the middle half of values [S,Q], averaged over questions first (Agarwal et al. 2021,
-  arXiv 2108.13264)."""
-  return float(stats.trim_mean(values.mean(axis=1), 0.25))
+  ends = stats.t.ppf([0.025, 0.975], freedom) * error
+  if not single:
+    away = draws(values, seed=seed) - mean
+    ends = np.quantile(away, [0.025, 0.975]) * ends[1] / (away.std() * stats.norm.ppf(0.975))
+  low, high = (mean + ends).tolist()
+  return Estimate(mean, low, high, float(2 * stats.t.sf(abs(mean) / error, freedom)))
 
 
 def area(values: np.ndarray, tokens: Sequence[float], budget: float) -> np.ndarray:
@@ -131,8 +130,8 @@ def power(difference: float, of: Spread, seeds: int, questions: int) -> float:
 
 def seeds_needed(values: np.ndarray, difference: float, most: int = 100) -> int | None:
   """Returns the fewest seeds that would find a mean as large as `difference` on as many questions, with a
-  chance of 80 %, if they spread as values [S,Q] do; None if `most` do not, or of a single seed."""
-  if len(values) < 2:
+  chance of 80 %, if they spread as values [S,Q] do; None if `most` do not, or of one seed or question."""
+  if min(values.shape) < 2:
     return None
   of, questions = spread(values), values.shape[1]
   return next((n for n in range(2, most + 1) if power(difference, of, n, questions) >= POWER), None)

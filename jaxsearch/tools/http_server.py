@@ -3,7 +3,7 @@
 
   search_app    POST /retrieve   {"queries": [...], "topk": 3, "return_scores": true}, see
                 tools/search_http.py
-  evidence_app  POST /evidence   {"question": "…"} or a list of questions, see tools/evidence_client.py
+  evidence_app  POST /evidence   {"question": "…"} or a list of questions
                 GET /tool        the tool's function schema in OpenAI's format
   both          GET /health      requests in flight, and the hash of an index's corpus; needs no token
                 GET /metrics     counts, times and memory for Prometheus
@@ -43,11 +43,22 @@ from starlette.routing import Route
 from jaxsearch.data.corpus import join_contents
 from jaxsearch.tools import SearchBackend
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
-from jaxsearch.tools.evidence_client import SCHEMA, Evidence
 
 CONNECTIONS = 1024  # open ones
 OURS = ['localhost', '127.0.0.1', '::1', '[::1]']  # a `Host` of this machine
 RETRY = {'retry-after': '1'}
+# Of the tool, to a model that calls functions.
+SCHEMA = {'type': 'function', 'function': {
+  'name': 'search_evidence',
+  'description': (
+    'Searches a corpus in as many steps as a question needs, and returns the passages that answer it, in '
+    'their own words. Ask it the whole question, not keywords.'),
+  'parameters': {
+    'type': 'object',
+    'properties': {
+      'question': {'type': 'string', 'description': 'The question, complete and in plain words.'}},
+    'required': ['question'],
+    'additionalProperties': False}}}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,14 +95,16 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
   return make_app('/retrieve', Retrieve, retrieve, 'search', token, limits, health=known)
 
 
-def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
+def evidence_app(find: Callable[[list[str]], Sequence[dict]], *,
                  check: Callable[[str], None] = lambda question: None, token: str | None = None,
                  limits: Limits = Limits(requests=64, texts=64, threads=64, seconds=600.0)) -> Starlette:
   """Returns the application around a function that finds evidence; with a `token`, requests must bring it.
 
   Args:
-    find: evidence for questions; called for one batch at a time, with the questions of all requests that wait
-      for it.
+    find: returns for each question {"evidence", "answer", "searches", "forfeited"}: '' if none was found or
+      well written, the policy's own answer or None, the number of searches, and whether evidence is withheld
+      since it came before any documents. Called for one batch at a time, with the questions of all requests
+      that wait.
     check: raises ValueError for a question that is too long for the policy.
   """
   batched, text = DynamicBatcher(find), Annotated[str, Field(pattern=r'\S', max_length=limits.text_chars)]
@@ -106,7 +119,7 @@ def evidence_app(find: Callable[[list[str]], Sequence[Evidence]], *,
         check(question)
     except ValueError as error:
       raise HTTPException(413, str(error)) from error
-    answers = list(map(dataclasses.asdict, batched(questions)))
+    answers = batched(questions)
     return answers if isinstance(asked.question, list) else answers[0]
 
   return make_app('/evidence', Ask, evidence, 'search for evidence', token, limits, pages={'/tool': SCHEMA})

@@ -46,6 +46,7 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
 }
 MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
              'grad_norm', 'repetition', 'gibberish', 'judge_gap')
+SUMMED = 'tokens_decoded', 'tokens_generated', 'tokens_prefilled', 'tokens_reused', 'episodes'  # over processes
 GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 
@@ -157,7 +158,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
   on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
   counts = {'trees': len(trees), 'tokens_on_paths': on_paths}
   counts |= {name: count for name, count in sampled.items()
-             if name in ('tokens_generated', 'tokens_prefilled') or name.startswith('calls_')}
+             if name in SUMMED or name.startswith('calls_')}
   everywhere = transfer.gather_objects((means, counts, requests.add_failures([sampled])))
   row = dict(sampled) | requests.add_failures(failures for *_, failures in everywhere)
   for name in dict.fromkeys(name for _, part, _ in everywhere for name in part):
@@ -341,35 +342,14 @@ def tag(name: str, row: Mapping) -> str:
   return next(group for group, pattern in GROUPS.items() if re.search(pattern, name)) + f'/{name}'
 
 
-def time_left(total: int, window: int | None = None) -> Callable[[int], float | None]:
-  """Returns `left(done)`: seconds until all are done at the pace of the last `window`; None before there is
-  one.
-
-  What is done by the first call is left out: until then programs are compiled, and slots are filled. So is,
-  unless there is nothing else, what was done while programs were compiled.
-  """
-  before, paces = None, {False: collections.deque(maxlen=window), True: collections.deque(maxlen=window)}
-
-  def left(done: int) -> float | None:
-    nonlocal before
-    now = done, time.monotonic(), _events[COMPILATION]
-    if before:
-      more, seconds, compiled = (new - old for new, old in zip(now, before))
-      paces[compiled > 0].append((more, seconds))
-    before = now
-    more, seconds = map(sum, zip(*(paces[False] or paces[True] or [(0, 0.0)])))
-    return seconds / more * (total - done) if more else None
-
-  return left
-
-
 def step_lines(total: int, shown: tuple[str, ...], say: Callable[[str], None]) -> Callable[[Mapping], None]:
   """Returns `show(row)`: a line a step, with the time left at the pace of the last ten."""
-  left = time_left(total, window=10)
+  ends = collections.deque(maxlen=11)
 
   def show(row: Mapping) -> None:
-    seconds = left(row['step'])
-    figures = [] if seconds is None else [f'{seconds:.0f} s left']
+    ends.append(time.monotonic())
+    pace = (ends[-1] - ends[0]) / max(len(ends) - 1, 1)
+    figures = [f'{pace * (total - row["step"]):.0f} s left'] if pace else []
     figures += [f'{name} {row[name]:.3g}' for name in shown if row.get(name) is not None]
     figures += [f'{row["searches_failed"]} searches failed'] if row.get('searches_failed') else []
     say(', '.join([f'step {row["step"]}/{total}', *figures]))

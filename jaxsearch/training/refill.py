@@ -82,5 +82,5 @@ def add_metrics(total: dict[str, Any], more: dict[str, Any]) -> None:
   for name, value in more.items():
     if isinstance(value, str) or name not in total:
       total[name] = value
-    elif isinstance(value, int) or name.startswith('seconds'):
+    elif isinstance(value, int) or name.startswith('seconds') or name == 'searches_cost':
       total[name] += value

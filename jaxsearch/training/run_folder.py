@@ -50,8 +50,9 @@ FREE_FIELDS = (
   'steps', 'out', 'progress', 'log', 'rollouts', 'profile', 'checkpoint_every', 'keep_checkpoints', 'eval',
   'mesh', 'distributed', 'sampler.slots', 'sampler.tensor', 'train.micro_rows', 'train.chunk', 'remat',
   'attention', 'search.url', 'search.timeout', 'search.max_failed_steps', 'optim.max_skipped',
-  'python.workers', 'xla_deterministic', 'sampler.release', 'monitor', 'critic_warmup.gate',
-  'critic_warmup.min_updates', 'critic_warmup.max_updates')
+  'sampler.urls', 'sampler.timeout', 'sampler.folder', 'sampler.release', 'judge.url', 'judge.timeout',
+  'second_judge.url', 'second_judge.timeout', 'python.workers', 'xla_deterministic', 'monitor',
+  'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:

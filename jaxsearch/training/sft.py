@@ -37,7 +37,7 @@ def open_demonstrations(config: ConfigDict, tokenizer) -> tuple[int, Callable[[i
   name = config.sft.demonstrations
   source = name.partition(':')[0]
   if source not in registry.ENTRIES['demonstrations']:
-    forest = read_demonstrations(name, tokenizer)
+    forest = read_demonstrations(name, tokenizer, config.train.row_length)
     # A new tree each time: a batch at the end of an epoch may have the same demonstration twice.
     return len(forest), lambda index: Tree.from_json(forest[index].to_json(), tokenizer, None)
   gold_example, speech = registry.find('demonstrations', source), setup.open_grammar(config, tokenizer)
@@ -50,12 +50,12 @@ def open_demonstrations(config: ConfigDict, tokenizer) -> tuple[int, Callable[[i
   return len(questions), gold
 
 
-def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
+def read_demonstrations(path: str | os.PathLike, tokenizer, length: int = 0) -> list[Tree]:
   """Reads JSONL lines `{"spans": [{"role": …, "text": …, "parent": …}, …]}`.
 
   A role is prompt, policy, observation or context; only policy spans are learned. A span follows the one
   before it, or the one with the index `parent` (-1: none). Each is tokenised by itself, as the sampler does.
-  A DataError names file, line and key.
+  A DataError names file, line and key; it does so too where a path has more than `length` tokens (0: any).
   """
   forest = []
   for place, record in read_records(path):
@@ -75,6 +75,8 @@ def read_demonstrations(path: str | os.PathLike, tokenizer) -> list[Tree]:
       nodes.append(nodes[parent + 1].append(text, ROLES[role]))
     if not any(node.trained and node.tokens for node in tree.walk()):
       raise DataError(f'{place}: no policy span, so nothing to learn')
+    if 0 < length < (longest := max(leaf.length for leaf in tree.leaves())):
+      raise DataError(f'{place}: {longest} tokens, more than train.row_length={length}')
     forest.append(tree)
   if not forest:
     raise DataError(f'{path}: no demonstrations in it')

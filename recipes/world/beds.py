@@ -7,6 +7,7 @@
   carl      the same, which copies any name again
   tiers     the same with all logits scaled up, and the corpus and the questions of CARL's study
   seeker    writes evidence in the format of R-Search: of all steps, or as often of one
+  both      half of the time in that format, else in Search-R1's; searches too little
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
   reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
 
@@ -20,7 +21,8 @@ import dataclasses
 import functools
 import pathlib
 import random
-from collections.abc import Iterable, Iterator, Sequence
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import jax
 import ml_collections
@@ -28,10 +30,11 @@ import ml_collections
 from configs import search_r1_grpo
 from jaxsearch import setup
 from jaxsearch.data.questions import Question, write_questions
+from jaxsearch.evaluation import agents
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.rewards.match import f1
+from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.training import loop
 from jaxsearch.training.run_folder import RunStopped
@@ -44,6 +47,8 @@ from recipes.world import countries, examples
 from recipes.world.policies import train_stage
 from recipes.world.rename import rename
 
+COMPLETE, CHANCE = 0.95, 0.05  # a reader's F1 on complete evidence, and on partial over that on none
+
 
 def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   """Makes what is missing, returns the folder; RunStopped if the actor is right too often or too seldom."""
@@ -52,9 +57,10 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   for name in ('actor', 'reviewer'):
     params = train_stage(config, tokenizer, model_config, name, params, examples_of(config, name, tokenizer))
     if name == 'actor':
-      check(config, tokenizer)
+      check(config)
   countries.make(config, tokenizer)
-  teach_seeker(config, tokenizer)
+  for name in ('seeker', 'both'):
+    teach_seeker(config, name, tokenizer)
   grow(config.growing, out / 'growing')
   teach_reader(config, tokenizer)
   for hops in (1, 2, 3):
@@ -69,17 +75,17 @@ def exchanged(hops: int, rng: random.Random) -> list[Question]:
           for question, other in zip(questions, rng.sample(questions, len(questions)))]
 
 
-def teach_seeker(config: ml_collections.ConfigDict, tokenizer) -> None:
-  """Trains the shipped policy on chains with evidence."""
-  stage, shipped, rng = config.seeker, hub.load(world.POLICY), random.Random(f'seeker {config.seed}')
-  made = iter(lambda: examples.undecided(tokenizer, rng, shares=(stage.at_once, stage.one_search), evidence=1.0),
-              None)
-  train_stage(config, tokenizer, shipped.config, 'seeker', shipped.params, made)
+def teach_seeker(config: ml_collections.ConfigDict, name: str, tokenizer) -> None:
+  """Trains the shipped policy on chains with evidence, or some with it."""
+  stage, shipped, rng = config[name], hub.load(world.POLICY), random.Random(f'{name} {config.seed}')
+  make = functools.partial(examples.undecided, tokenizer, rng, shares=(stage.at_once, stage.one_search),
+                           evidence=stage.evidence)
+  train_stage(config, tokenizer, shipped.config, name, shipped.params, iter(make, None))
 
 
 def teach_reader(config: ml_collections.ConfigDict, tokenizer) -> None:
   """Trains the reader; RunStopped if it misses its gate on held-out questions."""
-  shipped, gate = hub.load(world.READER), config.reader.gate
+  shipped = hub.load(world.READER)
   params = shipped.params
   for name in ('reading', 'reader'):
     made = iter(functools.partial(reading, config[name], tokenizer, random.Random(f'reader {config.seed}')), None)
@@ -87,16 +93,27 @@ def teach_reader(config: ml_collections.ConfigDict, tokenizer) -> None:
   settings = dict(model=f'{config.out}/reader', max_tokens=24, stop=('\n',), chat=False, slots=32, length=256)
   ask = setup.load_assistant(ml_collections.ConfigDict(settings), config.dtype)
   asked = _paths(config.gate.questions, (2, 3))[:config.gate.number]
-  kinds = {'complete': lambda steps: steps, 'partial': lambda steps: steps[:-1], 'absent': lambda steps: []}
-  share = {}
-  for kind, shown in kinds.items():
-    evidence = [examples.stated(shown(question.metadata['steps'])) for question in asked]
-    replies = ask([templates.reader_prompt(question.question, text, 'world')
-                   for question, text in zip(asked, evidence)])
-    share[kind] = sum(f1(*pair) for pair in zip(replies, [q.golden_answers for q in asked])) / len(asked)
+  kinds = {'complete': slice(None), 'partial': slice(-1), 'absent': slice(0)}  # of the steps
+  evidence = {kind: [examples.stated(question.metadata['steps'][part]) for question in asked]
+              for kind, part in kinds.items()}
+  share = {kind: statistics.fmean(read(ask, asked, texts)['f1']) for kind, texts in evidence.items()}
   print('reader: F1 ' + ', '.join(f'{of:.1%} on {kind} evidence' for kind, of in share.items()), flush=True)
-  if share['complete'] < gate.complete or share['partial'] > share['absent'] + gate.chance:
+  if not reads_evidence(share):
     raise RunStopped(f'{config.out}/reader misses its gate')
+
+
+def read(ask: Callable[[list[str]], Sequence[str]], asked: Sequence[Question],
+         evidence: Sequence[str]) -> dict[str, list[float]]:
+  """Returns the EM and F1 of a reader's answers to each question from its evidence."""
+  replies = ask([templates.reader_prompt(question.question, text, 'world')
+                 for question, text in zip(asked, evidence)])
+  pairs = [(reply, question.golden_answers) for reply, question in zip(replies, asked)]
+  return {'em': [exact_match(*pair) for pair in pairs], 'f1': [round(f1(*pair), 4) for pair in pairs]}
+
+
+def reads_evidence(f1_of: Mapping[str, float]) -> bool:
+  """Tells whether a reader passes its gate, by its mean F1 on complete, partial and absent evidence."""
+  return f1_of['complete'] >= COMPLETE and f1_of['partial'] <= f1_of['absent'] + CHANCE
 
 
 def grow(stage: ml_collections.ConfigDict, out: pathlib.Path) -> None:
@@ -110,12 +127,9 @@ def grow(stage: ml_collections.ConfigDict, out: pathlib.Path) -> None:
   loop.train(config)
 
 
-def check(config: ml_collections.ConfigDict, tokenizer) -> None:
+def check(config: ml_collections.ConfigDict) -> None:
   """Raises RunStopped unless the share of the actor's chains that are right lies within the gate."""
-  decoder = hub.load(pathlib.Path(config.out) / 'actor')
-  engine = setup.open_engine(config, decoder.config, tokenizer)
-  engine.load(decoder.params)
-  agent = setup.make_agent(config, engine, setup.open_tools(config))
+  agent = agents.open_agent(config, f'{config.out}/actor')
   questions = _paths(config.gate.questions, config.gate.hops)[:config.gate.number]
   trees, _ = rollout(agent, questions, jax.random.key(config.seed))
   share = sum(tree.question.score(tree.answer) for tree in trees) / len(trees)

@@ -25,6 +25,7 @@ from configs import carl
 from jaxsearch import setup
 from jaxsearch.data.corpus import Document, join_contents
 from jaxsearch.data.questions import Question, write_questions
+from jaxsearch.evaluation import agents
 from jaxsearch.files import write_whole
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder
@@ -184,13 +185,10 @@ def look(out: pathlib.Path, asked: list[Question], noise: float = 0.0) -> dict[s
   """
   config, asked = bed_config(out), asked * COPIES
   config.search.noise = noise
-  decoder = hub.load(out)
-  engine = setup.open_engine(config, decoder.config, setup.load_tokenizer(config))
-  engine.load(decoder.params)
-  tools, right, contexts = setup.open_tools(config), {}, []
+  agent, right, contexts = agents.open_agent(config, str(out)), {}, []
   for kind in ('closed_book', 'tool_required'):
-    agent = setup.make_agent(config, engine, tools, **config.critic_warmup[kind])
-    trees, _ = rollout(agent, asked, jax.random.key(config.seed))
+    asking = setup.make_agent(config, agent.engine, agent.tools, **config.critic_warmup[kind])
+    trees, _ = rollout(asking, asked, jax.random.key(config.seed))
     right[kind] = np.array([tree.question.score(tree.answer) for tree in trees])
     contexts += [not answer_found(tree.question.golden_answers, node.data['context']) for tree in trees
                  for node in tree.nodes(Role.POLICY) if node.data.get('segment') == 'assimilate']

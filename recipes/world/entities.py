@@ -4,7 +4,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Sequence
 
-from jaxsearch.data.corpus import Document
 from jaxsearch.world import facts
 
 # Attribute -> the type of the entity that its value names.
@@ -32,19 +31,3 @@ def name_all(entities: Sequence[Entity]) -> list[Entity]:
     return {'mention': f'{title} in {home}', 'query': title if home == title else f'{title} {home}'}
 
   return [dataclasses.replace(e, **names(e.title, e.type, e.values.get('country'))) for e in entities]
-
-
-def read_back(documents: Sequence[Document]) -> list[Entity]:
-  """Restores the entities, links and names included, that the world's documents are about."""
-  entities = facts.read_back(documents)
-  ids = {(entity.type, entity.title): entity.id for entity in entities}
-  # Titles of cities repeat, so a capital is looked up with its country.
-  homes = {(e.title, e.values['country']): e.id for e in entities if e.type == 'city'}
-
-  def links(entity):
-    found = {name: ids.get((kind, entity.values.get(name))) for name, kind in TARGETS.items()}
-    if entity.type == 'country':
-      found['capital'] = homes[entity.values['capital'], entity.title]
-    return {name: key for name, key in found.items() if key}
-
-  return name_all([Entity(**vars(entity), links=links(entity)) for entity in entities])

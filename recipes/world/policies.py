@@ -31,6 +31,7 @@ import ml_collections
 
 from jaxsearch import setup
 from jaxsearch.data.sources import load_questions
+from jaxsearch.evaluation import agents
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig, initial_params, preset
 from jaxsearch.models.decoder import Decoder
@@ -59,7 +60,7 @@ def make(config: ml_collections.ConfigDict) -> pathlib.Path:
   train = functools.partial(train_stage, config, tokenizer, model_config)
   for name in ('short', 'skill', 'names', 'drill'):
     params = train(name, params)
-  share = share_right(config, model_config, params, tokenizer)
+  share = share_right(config)
   print(f'{share:.1%} of held-out questions answered correctly', flush=True)
   if share < config.gate.em:
     raise RunStopped(
@@ -84,14 +85,11 @@ def planted(model: str, seed: int) -> tuple[DecoderConfig, dict]:
   return model_config, plant_induction(model_config, params, seed)
 
 
-def share_right(config: ml_collections.ConfigDict, model_config: DecoderConfig, params: dict,
-                tokenizer) -> float:
-  """Share of held-out questions, arithmetic aside, that the policy answers correctly in greedy rollouts."""
+def share_right(config: ml_collections.ConfigDict) -> float:
+  """Share of held-out questions, arithmetic aside, that the drilled policy answers right, greedy."""
   gate = config.gate
   questions = load_questions(gate.questions, hops=gate.hops, arithmetic=False)[:gate.number]
-  engine = setup.open_engine(config, model_config, tokenizer)
-  engine.load(params)
-  agent = setup.make_agent(config, engine, setup.open_tools(config))
+  agent = agents.open_agent(config, f'{config.out}/drill')
   trees, _ = rollout(agent, questions, jax.random.key(config.seed), sampling=GREEDY)
   return sum(tree.question.score(tree.answer) for tree in trees) / len(trees)
 

@@ -85,6 +85,10 @@ def test_questions_have_their_evidence_encrypted_or_not(folder, monkeypatch):
   (folder / 'qrel_evidence.txt').write_text('1 Q0 12 1\n1 Q0 13 1\n')
   changed = read_questions('browsecomp_plus', path)
   assert [one.metadata['evidence'] for one in changed] == [['12', '13'], *(each[3] for each in ROWS[1:])]
+  (folder / 'qrel_evidence.txt').write_text('1 Q0 12 1\n\n1 12 1\n')
+  with pytest.raises(DataError, match="qrel_evidence.txt:3: not a line 'id Q0 docid 1': '1 12 1'"):
+    read_questions('browsecomp_plus', path)
+  (folder / 'qrel_evidence.txt').unlink()
   monkeypatch.setenv(published.KEY, '')
   with pytest.raises(DataError, match=f'browsecomp_plus.jsonl:1: .*encrypted: set {published.KEY}'):
     read_questions('browsecomp_plus', path)
@@ -107,7 +111,7 @@ def test_bench_answers_judges_and_writes_run_files(folder, capsys):
   with server(*map(reply, SAID)) as (policy, sent), server(*replies) as (judge, asked):
     arguments += [f'--url={policy}', f'--config.judge.url={judge}', '--config.judge.model=grader',
                   '--config.judge.concurrency=1']
-    assert cli.main(arguments) == 2 and 'chat at' in capsys.readouterr().err  # the judge failed once
+    assert cli.main(arguments) == 3 and 'chat at' in capsys.readouterr().err  # the judge failed once
     assert cli.main(arguments) == 0
     assert len(asked) == 4 and 'Right answer: Bo' in asked[0][2]['messages'][0]['content']
   capsys.readouterr()

@@ -19,6 +19,14 @@ def test_the_hash_of_a_name_is_that_of_all_its_files(tmp_path):
   assert manifest.hash_of(f'hotpotqa:{first}+{second}') != joined
 
 
+def test_a_file_with_the_name_of_the_world_is_not_hashed(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for name in ('world', 'test'):
+    (tmp_path / name).write_text('mine')
+  assert manifest.hash_of('world') is None and manifest.hash_of('world:test') is None
+  assert len(manifest.hash_of('./world')) == 64
+
+
 def test_prompts_are_told_apart(tmp_path):
   class Engine:
     tokenizer = Tokenizer.load(world.folder())

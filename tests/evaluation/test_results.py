@@ -5,7 +5,7 @@ import json
 import pytest
 
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.evaluation import figures, results
+from jaxsearch.evaluation import answers, figures, results
 from tests.evaluation.test_figures import record
 from tests.evaluation.test_table import MANIFEST
 
@@ -22,3 +22,12 @@ def test_a_closed_book_result_never_searched(tmp_path):
   path.write_text('[]')
   with pytest.raises(DataError, match='not a result of jaxsearch bench'):
     results.read_closed_book(path)
+
+
+def test_what_is_kept_of_an_answer_in_two_rows_is_one_record(tmp_path):
+  kept = answers.Kept(str(tmp_path / 'r.json'), {}, 1)
+  spans = [{'role': 'policy', 'text': 'A'}]
+  answered = {'id': '1', 'question': 'Who?', 'golden_answers': ['A'], 'spans': spans}
+  kept.add({0: answered})
+  kept.add({0: {'judged': 1.0}})
+  assert results.read_predictions(kept.path) == [answered | {'judged': 1.0}] == kept.all()

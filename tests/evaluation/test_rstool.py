@@ -5,6 +5,7 @@ import json
 import re
 import types
 
+import httpx
 import pytest
 
 from jaxsearch import cli
@@ -16,7 +17,6 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.assistants import Assistant
 from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.tools.chat import ChatError
-from jaxsearch.tools.evidence_client import EvidenceClient, EvidenceError
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import spans
 from jaxsearch.world import files as world
@@ -165,28 +165,28 @@ def own(folder, tmp_path_factory):
   return result
 
 
-def test_eval_with_the_tool_of_a_server(own, folder, tmp_path, capsys, monkeypatch):
+def test_a_server_finds_what_eval_finds(own, folder, monkeypatch):
   """`serve --as-tool` gives what `eval --as-tool` finds itself: both are greedy."""
   pytest.importorskip('jaxsearch.tools.http_server')
   from tests.tools.running import serve
-  warmed = []
+  warmed, served = [], []
 
   def run(app, listener, what):
     assert warmed and what == 'evidence' and listener.getsockname()[0] == '127.0.0.1'
     with serve(app) as url:
-      monkeypatch.setenv('JAXSEARCH_TOKEN', 'sesame')
-      assert cli.main(evaluate(folder, tmp_path / 'served.json', f'--tool-url={url}')) == 0
-      with pytest.raises(EvidenceError, match='status 413.*the question is too long'):
-        EvidenceClient(url, token='sesame').find(['red ' * 1000])
-      monkeypatch.setenv('JAXSEARCH_TOKEN', 'wrong')
-      assert cli.main(evaluate(folder, tmp_path / 'refused.json', f'--tool-url={url}')) == 2
+      ask = lambda question: httpx.post(f'{url}/evidence', json={'question': question}, timeout=300,
+                                        headers={'authorization': 'Bearer sesame'}, trust_env=False)
+      served.extend(ask([record['question'] for record in own['predictions']]).json())
+      refused = ask('red ' * 1000)
+      assert refused.status_code == 413 and 'the question is too long' in refused.json()['error']
 
   monkeypatch.setattr('jaxsearch.tools.http_server.run', run)
   monkeypatch.setattr('jaxsearch.sampler.engine.Engine.compile_all', lambda engine: warmed.append(engine))
   assert cli.main(['serve', '--as-tool', *flags(folder), f'--checkpoint={world.folder()}', '--port=0',
                    '--token=sesame']) == 0
-  assert json.loads((tmp_path / 'served.json').read_text())['predictions'] == own['predictions']
-  assert 'status 401' in capsys.readouterr().err
+  fields = {'answer': 'policy', 'evidence': 'evidence', 'searches': 'searches'}
+  assert [[one[name] for name in fields] for one in served] == [
+    [record[name] for name in fields.values()] for record in own['predictions']]
 
 
 def test_eval_with_a_chat_server_as_reader(folder, capsys):

@@ -162,6 +162,8 @@ def test_each_run_has_a_gpu_of_its_own(tmp_path, stand_in, monkeypatch):
   for name in ('nvidia0', 'nvidia1', 'nvidiactl'):
     (tmp_path / 'dev' / name).touch()
   assert sweep.environments(0) == [{'CUDA_VISIBLE_DEVICES': '0'}, {'CUDA_VISIBLE_DEVICES': '1'}]
+  monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '')
+  assert sweep.environments(2) == [{'NPROC': '4'}] * 2  # they are hidden
   monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '5,7,8')
   assert sweep.environments(2) == [{'CUDA_VISIBLE_DEVICES': '5'}, {'CUDA_VISIBLE_DEVICES': '7'}]
   runs = sweep.plan(sweep_config(tmp_path / 'out', seeds=(0,)))

@@ -219,3 +219,13 @@ def test_verdicts_compare_areas_at_equal_tokens(config, runs):
   assert 'up to 34 k tokens' in page and '| undecided |' in page
   rewrite(runs[:1], lambda run, row: {name: row[name] for name in row if name != 'em_each'}, 'evaluations')
   assert sweep_report.summary(config, runs)['verdicts'].keys() == set()
+
+
+def test_one_question_has_an_interval_over_seeds(config, runs):
+  right = lambda run: int(run.variant == 'Auto' and run.seed > 0)
+  rewrite(runs, lambda run, row: row | {'tokens_decoded': 1000})
+  rewrite(runs, lambda run, row: row | {'em_each': [right(run) * (row['step'] > 0)]}, 'evaluations')
+  end = sweep_report.summary(config, runs)['verdicts']['1.0']['variants']['Auto']['end']
+  low, high = stats.t.interval(0.95, 2, 200 / 3, stats.sem([0, 100, 100]))
+  assert (end['difference']['low'], end['difference']['high']) == pytest.approx((low, high))
+  assert end['seeds_needed'] is None

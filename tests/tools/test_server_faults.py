@@ -7,7 +7,6 @@ import pytest
 
 from jaxsearch.sampler.requests import FAULTS as KINDS
 from jaxsearch.tools.chat import Chat
-from jaxsearch.tools.evidence_client import EvidenceClient
 from jaxsearch.tools.http_client import RequestError
 from jaxsearch.tools.search_http import HttpSearch
 from jaxsearch.tools.simulated import ModelWriter, SimulatedSearch, WriterError
@@ -28,11 +27,9 @@ def key(monkeypatch):
 def clients(url, **settings):
   """What asks a server a question, by what it asks for."""
   settings = {'attempts': 2, 'backoff': 0.01} | settings
-  search, evidence = HttpSearch(url, token=KEY, **settings), EvidenceClient(url, token=KEY, **settings)
-  chat = Chat(url, 'm', **settings)
+  search, chat = HttpSearch(url, token=KEY, **settings), Chat(url, 'm', **settings)
   written = SimulatedSearch(ModelWriter(chat.replies))
   return {'search': lambda question: search.search([question])[0], 'chat': chat.reply,
-          'evidence': lambda question: evidence.find([question])[0],
           'writer': lambda query: written.search([query])[0]}
 
 
@@ -66,5 +63,5 @@ def test_a_fault_is_survived_or_told_by_kind(url, name):
 def test_without_a_fault(url):
   asked = clients(url)
   document, = asked['search']('x')
-  assert document.title == asked['writer']('x')[0].title == asked['evidence']('x').answer == 'Paris'
+  assert document.title == asked['writer']('x')[0].title == 'Paris'
   assert asked['chat']('x') == SAID

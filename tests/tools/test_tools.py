@@ -10,7 +10,7 @@ from configs import base
 from jaxsearch import tools
 from jaxsearch.config_check import check, check_files
 from jaxsearch.data.corpus import Document
-from jaxsearch.setup import open_backend, reads_corpus
+from jaxsearch.setup import open_backend
 from jaxsearch.tools.calls import ToolCall
 from jaxsearch.trees.tree import Node, Role
 from tests.methods.driving import drive
@@ -78,7 +78,6 @@ def test_a_back_end_of_your_own_is_opened_on_the_passages(config, tmp_path):
   backend = open_backend(config, str(tmp_path / 'c.jsonl'))
   assert backend.search(['x'], 1) == [[Document('1', 'Paris', 'A city.')]]
   assert (backend.shelf, backend.seed) == ('oak', 5)
-  assert reads_corpus(config)
 
 
 @pytest.mark.parametrize('name', tools.BACKENDS)

@@ -147,6 +147,14 @@ def alarms(changes, **limits):
   return metrics.find_alarms(rows, get_config(**limits).monitor)
 
 
+def test_what_was_sampled_is_added_up_over_processes(monkeypatch):
+  monkeypatch.setattr(metrics.transfer, 'gather_objects', lambda value: [value] * 2)
+  sampled = {'tokens_decoded': 9, 'tokens_generated': 7, 'tokens_prefilled': 5, 'calls_open': 2, 'seconds': 1.5}
+  row = metrics.summary([], [], sampled)
+  assert {name: row[name] for name in sampled} == {
+    'tokens_decoded': 18, 'tokens_generated': 14, 'tokens_prefilled': 10, 'calls_open': 4, 'seconds': 1.5}
+
+
 @pytest.mark.parametrize('name, change', [
   ('logprob_fall', dict(logprob=-1.5)),
   ('logprob_gap', dict(logprob_gap=0.2)),

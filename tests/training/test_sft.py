@@ -51,6 +51,16 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     sft.read_demonstrations(tmp_path / 'd.jsonl', Tokenizer.load(world.folder()))
 
 
+def test_a_demonstration_longer_than_a_row_is_named(tmp_path):
+  line = '{"spans": [{"role": "prompt", "text": "a"}, {"role": "policy", "text": "b c d"}]}\n'
+  (tmp_path / 'd.jsonl').write_text(line)
+  tokenizer = Tokenizer.load(world.folder())
+  size = len(tokenizer.encode('a') + tokenizer.encode('b c d'))
+  assert sft.read_demonstrations(tmp_path / 'd.jsonl', tokenizer, size)
+  with pytest.raises(DataError, match=f'd.jsonl:1: {size} tokens, more than train.row_length={size - 1}'):
+    sft.read_demonstrations(tmp_path / 'd.jsonl', tokenizer, size - 1)
+
+
 def test_every_epoch_has_each_example_once_in_its_own_order():
   line = [index for step in range(9) for index in sft.shuffled(7, 5, step, seed=3)]
   epochs = [line[start:start + 7] for start in range(0, 42, 7)]

@@ -7,12 +7,29 @@ import re
 import pytest
 
 from jaxsearch.world import files as world
-from jaxsearch.world.facts import ATTRIBUTES
-from recipes.world.entities import read_back
+from jaxsearch.world.facts import ATTRIBUTES, read_back
+from recipes.world.entities import TARGETS, Entity, name_all
+
+
+def linked():
+  """Restores the entities, links and names included, that the world's documents are about."""
+  entities = read_back(world.corpus())
+  ids = {(entity.type, entity.title): entity.id for entity in entities}
+  # Titles of cities repeat, so a capital is looked up with its country.
+  homes = {(e.title, e.values['country']): e.id for e in entities if e.type == 'city'}
+
+  def links(entity):
+    found = {name: ids.get((kind, entity.values.get(name))) for name, kind in TARGETS.items()}
+    if entity.type == 'country':
+      found['capital'] = homes[entity.values['capital'], entity.title]
+    return {name: key for name, key in found.items() if key}
+
+  return name_all([Entity(**vars(entity), links=links(entity)) for entity in entities])
+
 
 QUESTIONS = {split: world.questions(split) for split in world.SPLITS}
 PASSAGES = {p.id: p for p in world.corpus()}
-ENTITIES = {e.id: e for e in read_back(world.corpus())}
+ENTITIES = {e.id: e for e in linked()}
 SHARED = ('currency', 'language')  # values that many countries share
 
 
