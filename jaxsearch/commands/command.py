@@ -174,8 +174,8 @@ def progress_of(total: int, what: str = 'questions'):
   columns = (progress.MofNCompleteColumn(), progress.BarColumn(), progress.TimeElapsedColumn(),
              progress.TimeRemainingColumn())
   with progress.Progress(what, *columns, disable=not sys.stderr.isatty(), speed_estimate_period=600) as bar:
-    task = bar.tasks[bar.add_task('', total=total)]
-    warned, shown = '', time.monotonic()
+    bar.add_task('', total=total)
+    task, warned, shown = bar.tasks[0], '', time.monotonic()
 
     def report(done: int, _: int = 0, metrics: dict | None = None) -> None:
       nonlocal warned, shown
