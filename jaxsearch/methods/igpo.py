@@ -44,7 +44,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
     for (logprobs,) in (yield [Score(place, answer, cue=cue) for place in places]):
       known.append(None if logprobs is None else float(np.mean(logprobs)))
     before, now = known[-2:]
-    if now is not None:
+    if None not in (before, now):  # a folded chain is shorter again
       action.node.data['gain'] = now - before
       tree.metrics['gain'] += now - before
     return seen

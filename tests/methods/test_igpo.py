@@ -96,5 +96,8 @@ def test_without_room_for_the_answer_there_is_no_gain_and_evaluations_ask_for_no
   assert [node.data.get('gain') for node in segments(tree)] == [0, None, None, None]
   igpo.credit([[tree, chain([.5], 0)]], context())
   assert [node.advantages for node in segments(tree)[1:]] == pytest.approx([1, 1, 1], abs=1e-4)
+  replies = iter([[-3.0], None, [-1.0], [-0.5]])  # a folded chain has room again
+  tree, *_ = drive([SEARCH, SEARCH, SEARCH, RIGHT], grow=igpo.grow, scored=lambda request: [next(replies)])
+  assert [node.data.get('gain') for node in segments(tree)] == [None, None, 0.5, None]
   _, requests, _ = drive([SEARCH, RIGHT], grow=igpo.grow, gains=False)
   assert not any(isinstance(request, Score) for request in requests)
