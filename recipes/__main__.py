@@ -40,7 +40,8 @@ def beds(config, flags) -> None:
 
 @command('folded', flag('--out', 'JSONL file to write', place(), required=True),
          flag('--number', 'chains to write at most; 2000 if not given', int, '>= 1', default=2000), examples=(
-           '--config folded --out runs/folded/chains.jsonl', '--config folded --out chains.jsonl --number 500'))
+           '--config folded --out runs/folded/chains.jsonl',
+           '--config folded --out chains.jsonl --number 500'))
 def folded(config, flags) -> None:
   """Write gold chains of the embedded world with summaries in them, as demonstrations for sft."""
   from recipes.world import folded

@@ -62,7 +62,8 @@ class Chain:
     return max(self.lengths(tokenizer, 'policy')) <= most and sum(self.lengths(tokenizer)) <= room
 
 
-def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, speech: Tagged, most: int) -> Chain | None:
+def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, speech: Tagged,
+                most: int) -> Chain | None:
   """The chain of a question by its steps; None if it would take more than `most` searches or does not find a
   passage."""
   question, missing = lookup.question, list(lookup.steps)

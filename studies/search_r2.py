@@ -235,7 +235,8 @@ def report(notes, number, rows) -> str:
   }
   astray, of = np.mean((0 < flaw) & (flaw <= HOPS)), lambda name: f'{100 * rows[name]["em"]:.1f} %'
   share = lambda of, where: f'{100 * of[where].mean():.0f}'
-  at_flaw = {name: (of * cuts['oracle']).sum(axis=1) for name, of in (trim | {'random': cuts['random']}).items()}
+  at_flaw = {name: (of * cuts['oracle']).sum(axis=1)
+             for name, of in (trim | {'random': cuts['random']}).items()}
   of_reviewers = [{'%': name, 'rejects right drafts': share(1 - accept[name], flaw == 0),
                    'rejects wrong ones': share(1 - accept[name], flaw > 0),
                    'cuts wrong ones at the first flaw': share(at_flaw[name], flaw > 0),

@@ -37,8 +37,8 @@ class Grid(NamedTuple):
     control: a variant, and the one that learns as it does from what says nothing of its questions.
     tables: of its config.
     measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'gain'
-      that above EM at the start, 'end' EM after the last step, MATCHED see `at_matched_em`; others are figures
-      of an evaluation, averaged over the steps.
+      that above EM at the start, 'end' EM after the last step, MATCHED see `at_matched_em`; others are
+      figures of an evaluation, averaged over the steps.
   """
   contrasts: Mapping[str, Sequence[str]]
   control: tuple[str, str]

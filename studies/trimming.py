@@ -38,7 +38,7 @@ def draft(question, tree, *, copies, max_tokens=64):
 
 
 def review(question, tree, *, texts):
-  """Writes the draft of a question again and reviews it; notes whether it is accepted, and where it is cut."""
+  """Writes a question's draft again and reviews it; notes whether it is accepted, and where it is cut."""
   node = start(tree, question, 'world', False)
   *searches, last = texts[question.id]
   for text in searches:

@@ -1,5 +1,8 @@
-"""Threads that stand in for processes, for what runs on the host."""
+"""Threads that stand in for processes, for what runs on the host; a port for real ones, and a limit on their files."""
 
+import contextlib
+import resource
+import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,6 +11,24 @@ from typing import Any
 import jax
 
 from jaxsearch.parallel import transfer
+
+
+def free_port() -> int:
+  """A port of this machine that nothing listens on."""
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    return probe.getsockname()[1]
+
+
+@contextlib.contextmanager
+def small_files(limit: int = 4096):
+  """No file may have more bytes: the system refuses to write, as it does where a disk is full."""
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
+  try:
+    yield
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 class Store:

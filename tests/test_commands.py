@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import json
 import re
-import resource
 import shutil
 import signal
 import sys
@@ -22,6 +21,7 @@ from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, row_files
 from jaxsearch.training.state import TrainState
 from jaxsearch.trees.tree import Stop
+from tests.processes import small_files
 from tests.tools.serving import server
 from tests.training import child
 
@@ -178,14 +178,10 @@ def test_what_a_run_began_with_is_named_by_the_user(folder, command, tmp_path):
 
 
 def test_an_export_to_a_full_disk_is_one_line(folder, command, tmp_path):
-  limits, file = resource.getrlimit(resource.RLIMIT_FSIZE), tmp_path / 'out/model.safetensors'
+  file = tmp_path / 'out/model.safetensors'
   export = ['export', '--checkpoint', folder / 'run', '--dtype=bfloat16', '--out', tmp_path / 'out']
-  # bytes a file: the system refuses a larger one
-  resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-  try:
+  with small_files():
     status, _, errors = command(*export)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
   assert status == 2 and errors.count('\n') == 1 and str(file) in errors and 'File too large' in errors
   assert not file.exists() and command(*export)[0] == 0 and file.exists()
 

@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import yaml
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import row_files, saved_policies
+from tests.processes import free_port
 from tests.sampler import rollout_servers
 from tests.tools.serving import send, server
 from tests.training import child
@@ -252,10 +252,7 @@ fi
 [ "$(wc -l < {tmp_path / "servers"})" -lt 2 ] || exit 0
 kill -KILL "$(cat {tmp_path / "servers"})"
 exit 3''')
-  with socket.socket() as free:
-    free.bind(('127.0.0.1', 0))
-    port = str(free.getsockname()[1])
-  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i', PORT=port)
+  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i', PORT=str(free_port()))
   assert found.returncode == 0 and 'status 3, 3 restarts left' in found.stderr
   started = [int(line) for line in (tmp_path / 'servers').read_text().split()]
   assert len(started) == 2
@@ -268,9 +265,7 @@ exit 3''')
 @pytest.mark.timeout(3000)
 def test_two_processes_by_slurm_are_stopped_and_killed_and_resume_to_the_same_parameters(programs, tmp_path):
   def start(out):
-    with socket.socket() as probe:
-      probe.bind(('127.0.0.1', 0))
-      job = probe.getsockname()[1] % 10000
+    job = free_port() % 10000
     return subprocess.Popen(
       ['bash', str(LAUNCH / 'slurm.sbatch'), *TINY], text=True, stdout=subprocess.PIPE,
       stderr=subprocess.STDOUT,
@@ -318,10 +313,7 @@ def test_a_slurm_job_with_a_server_of_rollouts_beside_it_on_each_host(programs, 
   stand_in(programs, 'vllm', f'PYTHONPATH={ROOT} exec {sys.executable} {rollout_servers.__file__} "$@"')
   both = programs / 'srun'
   both.write_text(both.read_text().replace('SLURM_PROCID=$task', 'SLURM_PROCID=$task ROLLOUT_PORT=$((ROLLOUT_PORT + task))'))
-  with socket.socket() as free, socket.socket() as other:
-    free.bind(('127.0.0.1', 0))
-    port = free.getsockname()[1]
-    other.bind(('127.0.0.1', port + 1))
+  port = free_port()  # and, most likely, the next one
   found = subprocess.run(
     ['bash', str(LAUNCH / 'slurm.sbatch'), *TINY, '--config.steps=2', '--config.sampler.length=256',
      '--config.train.row_length=256', '--config.grow.max_tokens=40'],

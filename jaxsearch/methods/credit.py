@@ -1,6 +1,6 @@
-"""Credit that methods share: by comparison (of groups, trees, siblings), or by a critic for each token."""
+"""Credit that methods share: by comparison (of groups, trees), or by a critic for each token."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -55,16 +55,6 @@ def credit_relative(groups: Groups, *, normalize_std: bool = True, singleton: st
   """Gives policy spans their tree's `reward` relative to the other trees of its group (GRPO)."""
   credit_groups([[(tree.nodes(Role.POLICY), tree.reward) for tree in group] for group in groups],
                 normalize_std=normalize_std, singleton=singleton)
-
-
-def credit_siblings(trees: Sequence[Tree], values: Mapping[Node, float], *,
-                    normalize_std: bool = True) -> None:
-  """Gives every trained span its value in `values` relative to its trained siblings; an only child gets 0."""
-  groups = []
-  for parent in (node for tree in trees for node in tree.walk()):
-    trained = [node for node in parent.children if node.trained and node.tokens]
-    groups.append([([node], values[node]) for node in trained])
-  credit_groups(groups, normalize_std=normalize_std)
 
 
 def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> dict[str, float]:

@@ -66,8 +66,8 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
          prompt: int | None = None, observation: int | None = None) -> Work:
   """Returns the most that a config asks for: every chain uses all its turns and fills its path.
 
-  What is given replaces what is computed. A prompt has 256 tokens, or a quarter of a short path; an observation
-  512, or less where all would take half of what is left.
+  What is given replaces what is computed. A prompt has 256 tokens, or a quarter of a short path; an
+  observation 512, or less where all would take half of what is left.
   """
   grow, length = config.grow, config.sampler.length
   if turns is None:

@@ -28,9 +28,9 @@ STATES = 64  # of all stop strings in use; with more, the tables double and prog
 class Device:
   """Does what every rollout needs of the device; an `engine.Engine` sets it up.
 
-  Sizes: `lanes`; `slots` of all lanes; `segment_steps`; and buckets of all that varies: `_widths`, slots of a
-  lane in a segment; `_windows`, tokens of a path; `_counts`, by length n of a chunk in tokens, the chunks P of
-  a call.
+  Sizes: `lanes`; `slots` of all lanes; `segment_steps`; and buckets of all that varies: `_widths`, slots of
+  a lane in a segment; `_windows`, tokens of a path; `_counts`, by length n of a chunk in tokens, the chunks P
+  of a call.
   """
   config: DecoderConfig
   lanes: int

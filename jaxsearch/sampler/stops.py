@@ -43,7 +43,7 @@ def automaton(pieces: Sequence[bytes], stops: Sequence[str], ends: Iterable[int]
 def _bytewise(stops: Sequence[bytes]) -> np.ndarray:
   """Returns [states + len(stops), 256] int16, the state after a byte; the last ones, ended strings, stay."""
   texts = dict.fromkeys([b'', *(stop[:size] for stop in stops for size in range(len(stop)))])
-  kept = [text for text in texts if not any(stop in text for stop in stops)]  # a state: how a stop string begins
+  kept = [text for text in texts if not any(stop in text for stop in stops)]  # states: how stop strings begin
   after = np.zeros((len(kept) + len(stops), 256), np.int16)
   after[len(kept):] = np.arange(len(kept), len(after))[:, None]
   for (state, text), byte in itertools.product(enumerate(kept), set(b''.join(stops))):

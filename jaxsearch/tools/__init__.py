@@ -15,7 +15,7 @@ from jaxsearch.data.corpus import Document
 BACKENDS = {  # name -> module
   'bm25': 'bm25', 'index': 'index', 'http': 'search_http', 'web': 'search_web', 'simulated': 'simulated'}
 TOOLS = {'search': 'search_passages', 'open': 'open_document', 'find': 'find_in_document',
-         'python': 'run_python', 'finish': 'finish'}
+         'python': 'python_sandbox', 'finish': 'finish'}
 
 
 class SearchBackend(Protocol):

@@ -1,4 +1,4 @@
-"""The tool of CARL: Python that the policy wrote, and the sandbox that runs it.
+"""The tool `python`, CARL's: Python that the policy wrote, and the sandbox that runs it.
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, a
 few modules (`MODULES`), limits on time, memory, recursion and calls of host functions: those that `run` is
@@ -19,8 +19,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pydantic_monty
+from pydantic import Field
 
 from jaxsearch.tools.calls import ToolCall
+from jaxsearch.tools.tool import Arguments, declare
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node
 
@@ -33,6 +35,13 @@ POLICY = {'datetime': datetime.datetime(2026, 1, 1), 'sleep': 'zero', 'random_st
 # What a host function takes. Thirty calls of the slowest one, a deviation of floats of all sizes, take 0.1 s.
 ARGUMENTS, ITEMS, BITS, CHARACTERS = 8, 1000, 256, 1000
 warnings.filterwarnings('ignore', module='<program>')  # of odd escapes
+
+
+class PythonArguments(Arguments):
+  __doc__ = ('Runs a program of Python and shows what it prints. It has no files and no network. It may '
+             f'import {", ".join(MODULES)}; search(query, k) returns passages as text, table() the rows of '
+             "the question's table.")
+  code: str = Field(description='The program.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,3 +184,7 @@ def _value_kept(code: str) -> str:
   except (SyntaxError, ValueError, RecursionError, MemoryError, SystemError):
     pass  # it is broken, or of a newer syntax
   return code
+
+
+TOOL = declare('python', PythonArguments, lambda node, arguments, show: [
+  RunPython(node, arguments.code, tuple(node.tree.question.metadata.get('table') or ()), show)])

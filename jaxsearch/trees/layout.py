@@ -69,7 +69,8 @@ class TrainingRows:
 
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', penalties: str = '',
-            share_trained: bool = True, chains: bool = False, totals: Sequence[int] | None = None) -> TrainingRows:
+            share_trained: bool = True, chains: bool = False,
+            totals: Sequence[int] | None = None) -> TrainingRows:
   """Packs the tries of a forest into rows, first-fit decreasing; the result depends on its arguments alone.
 
   Args:

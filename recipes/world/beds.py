@@ -88,7 +88,8 @@ def teach_reader(config: ml_collections.ConfigDict, tokenizer) -> None:
   shipped = hub.load(world.READER)
   params = shipped.params
   for name in ('reading', 'reader'):
-    made = iter(functools.partial(reading, config[name], tokenizer, random.Random(f'reader {config.seed}')), None)
+    rng = random.Random(f'reader {config.seed}')
+    made = iter(functools.partial(reading, config[name], tokenizer, rng), None)
     params = train_stage(config, tokenizer, shipped.config, name, params, made)
   settings = dict(model=f'{config.out}/reader', max_tokens=24, stop=('\n',), chat=False, slots=32, length=256)
   ask = setup.load_assistant(ml_collections.ConfigDict(settings), config.dtype)
@@ -183,7 +184,7 @@ def examples_of(config: ml_collections.ConfigDict, name: str, tokenizer) -> Iter
 
 
 def reviewed(tokenizer, question: Question, spans: Spans, flawed: int, turns: Iterable[int]) -> Tree:
-  """Returns a draft with a review behind each of `turns`, of what stands so far; its number alone is learned."""
+  """Returns a draft with a review behind each of `turns`, of what stands so far; only numbers are learned."""
   tree, node, length = Tree(tokenizer), None, 0
   for turn in turns:
     draft, _ = encode_chain(tokenizer, question, spans[:2 * turn - 1])

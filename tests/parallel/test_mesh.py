@@ -8,7 +8,6 @@ import os
 import pathlib
 import pickle
 import re
-import socket
 import subprocess
 import sys
 import zlib
@@ -22,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jaxsearch.models.architecture import PRESETS, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
-from tests.processes import as_processes
+from tests.processes import as_processes, free_port
 
 
 @pytest.mark.parametrize('sizes, expected', [((1, -1, 1), (1, 8, 1)), ((2, -1, 2), (2, 2, 2)), ((8, 1, 1), (8, 1, 1)),
@@ -91,9 +90,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 def two_processes(*arguments: str, **variables: str) -> list[str]:
   """Returns what two processes of two devices each print, which talk over gloo."""
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    port = str(probe.getsockname()[1])
+  port = str(free_port())
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)} | variables
   children = [subprocess.Popen([sys.executable, str(CHILD), port, str(process), '2', *arguments], text=True,
                                env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)

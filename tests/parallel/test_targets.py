@@ -7,6 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import targets
+from tests.parallel.compilers import devices_of
 
 
 def test_a_target_is_a_kind_and_a_shape():
@@ -41,9 +42,7 @@ def test_hosts_of_gpus_share_what_comes_over_the_network():
 @pytest.mark.parametrize('kind', ['tpu:v5e:4x4', 'tpu:v5p:2x2x4', 'tpu:v6e:4x4'])
 def test_one_host_of_several_sums_over_its_devices(kind):
   """What compiles for four devices of a v6e slice of sixteen: not a sum over all four."""
-  if not targets.installed('tpu'):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  devices = targets.parse(kind).devices()
+  devices = devices_of(kind)
   host = targets.one_host(devices)
   assert len(devices) == 16 and len(host) == 4 and {one.device_kind for one in host} == {devices[0].device_kind}
   assert targets.one_host(host) == host

@@ -17,6 +17,7 @@ from jaxsearch.models.architecture import PRESETS, parameter_shapes, preset
 from jaxsearch.parallel import targets
 from jaxsearch.planning import costs, plan, programs
 from jaxsearch.training import learner
+from tests.parallel.compilers import target_of
 
 FEW = ('--config.model=random:world-reader', '--config.sampler.length=64', '--config.sampler.slots=8',
        '--config.train.row_length=128', '--config.train.chunk=64')
@@ -216,8 +217,7 @@ def test_every_kind_of_run_can_be_planned(name, kinds):
 @pytest.mark.slow  # a minute or two each, where the compilers are installed
 @pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4', 'cuda:h100:1x1'])
 def test_a_real_target(name, tmp_path):
-  if not targets.installed(name.split(':')[0]):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  target_of(name)
   command = [sys.executable, '-m', 'jaxsearch.cli', 'plan', '--config=search_r1_grpo', f'--target={name}',
              *FEW, '--out', str(tmp_path / 'plan.json'), '--config.train.micro_rows=4']
   done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -234,8 +234,7 @@ def test_a_real_target(name, tmp_path):
 def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, monkeypatch):
   """By the kernel, in place: in lanes with split heads, beside a conditional and in a loop whose length is
   data."""
-  if not targets.installed(name.split(':')[0]):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  target = target_of(name)
   model = dataclasses.replace(preset('qwen2.5-3b'), num_layers=6, vocab_size=16384)
   monkeypatch.setitem(PRESETS, 'few-layers', model)
   config = search_r1_grpo.get_config().unlock()
@@ -250,8 +249,8 @@ def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, mon
     return dataclasses.replace(run, programs={name: run.programs[name] for name in programs.SAMPLING})
 
   monkeypatch.setattr(programs, 'of_config', sampling)
-  found = plan.plan(config, targets.parse(name), say=lambda _: None)
-  decode, run = found['programs']['decode'], programs.of_config(config, targets.parse(name).devices())
+  found = plan.plan(config, target, say=lambda _: None)
+  decode, run = found['programs']['decode'], programs.of_config(config, target.devices())
   # Two lanes of two devices: bfloat16 weights, and of 64 slots as many tokens as a path has on average in
   # front of a new one.
   token = 6 * 1 * 2 * 128 * 2
@@ -265,8 +264,8 @@ def test_a_decode_step_moves_the_weights_and_what_is_live_in_the_cache(name, mon
 
 @pytest.mark.slow
 def test_compilers_of_other_devices_change_nothing_for_other_commands():
-  if not (targets.installed('tpu') and targets.installed('cuda')):
-    pytest.skip("the compilers are not installed: pip install '.[plan]'")
+  target_of('tpu:v5e:2x2')
+  target_of('cuda:h100:1x4')
   environment = {name: value for name, value in os.environ.items() if name != 'JAX_PLATFORMS'}
   command = [sys.executable, '-m', 'jaxsearch.cli', 'eval', '--config=search_r1_grpo', '--limit=1',
              '--config.sampler.slots=1']

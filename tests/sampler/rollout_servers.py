@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 
-from tests.tools.serving import Service, send
+from tests.tools.serving import send, server
 
 
 class StandIn:
@@ -116,34 +116,19 @@ class Sglang(StandIn):
 @contextlib.contextmanager
 def serving(stand_in, port=0):
   """Yields the address of a stand-in."""
-  import http.server
+  def serve(handler):
+    if handler.command == 'GET':
+      return send(handler, b'', 200 if handler.path == '/health' else 404)
+    body = json.loads(handler.body or b'null')
+    stand_in.seen.append((handler.path, body))
+    if stand_in.fault == 'hang':
+      time.sleep(6)  # longer than the tests wait
+    if not stand_in.fault:  # else no answer at all
+      status, reply = stand_in.serve(handler.path, body)
+      send(handler, json.dumps(reply).encode(), status)
 
-  class Handler(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-      body = json.loads(self.rfile.read(int(self.headers.get('content-length', 0))) or b'null')
-      stand_in.seen.append((self.path, body))
-      if stand_in.fault == 'hang':
-        time.sleep(6)  # longer than the tests wait
-      if stand_in.fault:
-        return self.close_connection  # no answer at all
-      status, reply = stand_in.serve(self.path, body)
-      send(self, json.dumps(reply).encode(), status)
-
-    def do_GET(self):
-      send(self, b'', 200 if self.path == '/health' else 404)
-
-    def log_message(self, *args):
-      """Quiet."""
-
-  service = Service(('127.0.0.1', port), Handler)
-  thread = threading.Thread(target=service.serve_forever, kwargs={'poll_interval': 0.01})
-  thread.start()
-  try:
-    yield f'http://127.0.0.1:{service.server_port}'
-  finally:
-    service.shutdown()
-    thread.join()
-    service.server_close()
+  with server(serve, port=port) as (url, _):
+    yield url
 
 
 class Printing(Vllm):

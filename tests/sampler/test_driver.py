@@ -27,21 +27,12 @@ from jaxsearch.sampler.requests import (
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import SimulatedSearch
 from jaxsearch.trees.tree import Role, Stop, Tree
-
-
-class Letters:
-  special_tokens = ()
-
-  def encode(self, text):
-    return [ord(letter) for letter in text]
-
-  def decode(self, ids):
-    return ''.join(map(chr, ids))
+from tests.methods.driving import Letters
 
 
 class Counting(contextlib.nullcontext):
   """Writes `max_tokens` times 'x' for a span, one a decode step, in three slots."""
-  deterministic, tool_patience, episode_deadline, length = True, 0, math.inf, 200
+  deterministic, episode_deadline, length = True, math.inf, 200
   evicted = seconds_waited = 0
   figures = property(lambda self: {})
   room = property(lambda self: len(self.running) < 3)

@@ -11,9 +11,9 @@ from jaxsearch.models.architecture import parameter_axes, parameter_shapes, pres
 from jaxsearch.models.kernels import paged_attention
 from jaxsearch.parallel import compiled as compiled_text
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
 from jaxsearch.planning import programs, step
 from jaxsearch.sampler.engine import Engine
+from tests.parallel.compilers import devices_of
 from tests.sampler.test_engine import PROMPTS, chains, run, tokens_of
 from tests.sampler.test_lanes import siblings
 
@@ -79,10 +79,8 @@ def test_a_segment_is_one_loop_of_known_length(make_engine, kernel):
 @pytest.mark.parametrize(('target', 'tensor'), [('tpu:v5e:2x2', 1), ('cuda:h100:1x4', 1), ('cuda:h100:1x4', 2)])
 def test_what_is_compiled_loops_alone_and_copies_nothing_large(target, tensor, tmp_path):
   """Eight steps without a conditional; neither the pool nor the logits are laid out anew; on a GPU a step is one graph."""
-  if not targets.installed(target.split(':')[0]):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
+  devices = devices_of(target)[:2 * tensor]
   model = dataclasses.replace(preset('qwen2.5-3b'), num_layers=2, dtype='bfloat16')
-  devices = targets.parse(target).devices()[:2 * tensor]
   engine = Engine(model, programs.TOKENIZER, slots=128, length=4096, mesh=meshes.make_mesh(devices=devices), tensor=tensor)
   made, _, (cache, _) = engine.largest_programs()
   options = {'xla_dump_to': str(tmp_path), 'xla_dump_hlo_as_text': True} if target.startswith('cuda') else None

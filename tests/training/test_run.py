@@ -10,7 +10,6 @@ import os
 import pathlib
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -28,6 +27,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.tools import index_build
 from jaxsearch.training import row_files
 from jaxsearch.world import files as world
+from tests.processes import free_port
 from tests.sampler import rollout_servers
 from tests.training import child
 
@@ -156,9 +156,7 @@ def test_kills_at_random_instants_change_nothing(start, tmp_path, command, chang
 
 def start_processes(start, number, command, out, *changes, machines=None):
   """A run in several processes of one device each; `machines` are variables of the environment of each."""
-  with socket.socket() as probe:
-    probe.bind(('localhost', 0))
-    address = f'"localhost:{probe.getsockname()[1]}"'
+  address = f'"localhost:{free_port()}"'
   changes = [*changes, 'distributed.enabled=true', f'distributed.coordinator={address}',
              f'distributed.num_processes={number}']
   return [start(command, out, *changes, f'distributed.process_id={process}', **variables)

@@ -5,7 +5,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import resource
 import signal
 import socket
 import struct
@@ -26,6 +25,7 @@ from tensorboardX.proto import event_pb2
 from configs import base
 from jaxsearch import cli
 from jaxsearch.training import RunStopped, critic_warmup, loop, metrics, row_files, run_folder, saved_policies
+from tests.processes import small_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 ROW = {'loss': 0.5, 'reward': 0.25, 'searches': 1.5, 'skipped_in_a_row': 0, 'tokens_per_second': 10.0}
@@ -158,17 +158,6 @@ def test_updates_that_are_never_finite_stop_the_run(config, state):
     run.start()
     for step in (1, 2, 3):
       run.finish_step(step, ROW | {'skipped_in_a_row': step}, state, lambda: {'decoder': {}})
-
-
-@contextlib.contextmanager
-def small_files():
-  """No file may grow beyond 4 kB: the system refuses to write, as it does where a disk is full."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-  resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
-  try:
-    yield
-  finally:
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def wait_until_quiet(folder):

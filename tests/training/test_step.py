@@ -23,18 +23,22 @@ from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree
 
 
-def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=False):
+def accumulated(loss_fn, params, batch):
   """(gradients, loss, report) of the whole batch on one device, with the optimizer left out."""
+  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
+  accumulate = jax.jit(lambda params, batch: steps.accumulate(
+    loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
+  return accumulate(params, jax.tree.map(jnp.asarray, batch))
+
+
+def grads_of(tiny, rows, micro_rows, hyper=None, params=None, decoder=None, ref=False):
+  """`accumulated`, of the policy's loss."""
   decoder = decoder or tiny.decoder
   params = params if params is not None else tiny.random_params(decoder, 0)
   batch = make_batch(rows, micro_rows)
   if ref:
     batch = dataclasses.replace(batch, ref_logprobs=batch.old_logprobs * 1.1)
-  mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-  loss_fn = lambda params, batch: steps.policy_loss(params, batch, config=decoder, **(hyper or tiny.hyper))
-  accumulate = jax.jit(lambda params, batch: steps.accumulate(
-    loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
-  return accumulate(params, jax.tree.map(jnp.asarray, batch))
+  return accumulated(functools.partial(steps.policy_loss, config=decoder, **(hyper or tiny.hyper)), params, batch)
 
 
 def assert_trees_close(a, b, rtol=1e-5, atol=1e-7):
@@ -147,10 +151,7 @@ def test_merged_trees_have_the_loss_and_the_gradients_of_separate_ones(tiny, met
     batch = dataclasses.replace(batch, ref_logprobs=1.1 * batch.sampler_logprobs)
     if 'importance_cap' in hyper:  # a trainer that finds the tokens more, or less, likely than the sampler
       batch = dataclasses.replace(batch, old_logprobs=batch.old_logprobs * 0.9 + 0.4)
-    mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    accumulate = jax.jit(lambda params, batch: steps.accumulate(
-      loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
-    results.append((jax.device_get(accumulate(params, jax.tree.map(jnp.asarray, batch))), float(batch.spans.sum())))
+    results.append((jax.device_get(accumulated(loss_fn, params, batch)), float(batch.spans.sum())))
     sizes.append(int(rows.real.sum()))
   ((grads, loss, report), spans), ((merged_grads, merged_loss, merged_report), merged_spans) = results
   most = 0.7 if hyper.get('value_clip') is None else 0.9
@@ -180,11 +181,7 @@ def test_a_loss_over_sequences_is_that_of_each_chain_alone(tiny, hyper):
     scale = 0.97 if 'importance' in hyper else 1.0  # how far the trainer is from the sampler
     part = dataclasses.replace(batch, old_logprobs=scale * batch.sampler_logprobs)
     loss_fn = functools.partial(steps.policy_loss, config=tiny.decoder, **tiny.hyper | hyper)
-    mesh = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
-    params = tiny.random_params(tiny.decoder, 0)
-    accumulate = jax.jit(lambda params, batch: steps.accumulate(
-      loss_fn, params, batch, jax.tree.map(lambda _: transfer.replicated(mesh), params)))
-    results.append(accumulate(params, jax.tree.map(jnp.asarray, part)))
+    results.append(accumulated(loss_fn, tiny.random_params(tiny.decoder, 0), part))
   (grads, loss, report), (others, other_loss, other_report) = results
   np.testing.assert_allclose(loss, other_loss, rtol=1e-5)
   largest = max(np.abs(x).max() for x in jax.tree.leaves(grads))

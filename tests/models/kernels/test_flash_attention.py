@@ -9,23 +9,22 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxsearch.models.architecture import parameter_shapes
 from jaxsearch.models.kernels import flash_attention
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
 from jaxsearch.planning import costs
 from tests.models.kernels.test_tree_attention import (
   SMALL,
-  TARGETS,
   arrays,
   by_dense,
   check,
   compiled,
-  devices_of,
-  loss_and_gradient,
+  on_targets,
   packed_row,
+  split_decoder,
   with_gradients,
 )
+from tests.parallel.compilers import devices_of
 
 KERNELS = ('tpu', 'splash_mha_fwd', 'splash_mha_dq', 'splash_mha_dkv'), ('gpu', 'mha_forward', 'mha_backward')
 
@@ -67,10 +66,9 @@ def test_plans_count_the_kernels(platform, products):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', [*TARGETS, 'cuda:h200:1x4'])
-@pytest.mark.parametrize('B, T, H, K, h, dtype', [
+@pytest.mark.parametrize('name, B, T, H, K, h, dtype', on_targets([
   (2, 4096, 28, 4, 128, 'bfloat16'), (2, 3000, 14, 2, 64, 'bfloat16'), (1, 2048, 9, 3, 64, 'bfloat16'),
-  (1, 2048, 8, 2, 128, 'float32'), (1, 16384, 16, 2, 128, 'bfloat16')])
+  (1, 2048, 8, 2, 128, 'float32'), (1, 16384, 16, 2, 128, 'bfloat16')], 'cuda:h200:1x4'))
 def test_compiles_without_an_array_of_all_scores(name, B, T, H, K, h, dtype):
   platform, *names = next(kernels for kernels in KERNELS if kernels[0] == ('tpu' if name.startswith('tpu') else 'gpu'))
   text = compiled(lambda until: flash_attention.over_rows(until, platform), devices_of(name)[0], B, T, H, K, h,
@@ -83,11 +81,7 @@ def test_compiles_without_an_array_of_all_scores(name, B, T, H, K, h, dtype):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
 def test_a_split_decoder_has_the_kernels(name):
-  mesh = meshes.make_mesh(1, 2, 2, devices=devices_of(name))
   config = dataclasses.replace(SMALL, head_dim=64, dtype='bfloat16', remat='full', attention='flash')
-  params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=transfer.replicated(mesh)),
-                        parameter_shapes(config), is_leaf=lambda x: isinstance(x, tuple))
-  rows = jax.ShapeDtypeStruct((2, 1024), jnp.int32, sharding=transfer.split_over_batch(mesh, 0))
-  text = loss_and_gradient(config, mesh).lower(params, rows, rows).compile().as_text()
+  text = split_decoder(name, config)
   _, *names = next(kernels for kernels in KERNELS if kernels[0] == ('tpu' if name.startswith('tpu') else 'gpu'))
   assert all(kernel in text for kernel in names)

@@ -13,9 +13,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 from jaxsearch.models.attention import attend_to_pages
 from jaxsearch.models.kernels import paged_attention as kernels
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
 from jaxsearch.sampler import segment
 from jaxsearch.sampler.pages import PAGE
+from tests.parallel.compilers import devices_of
 
 PLATFORMS = 'tpu', 'gpu'
 EDGES = (0, 1, 31, 32, 33, 511, 512, 1022)  # of pages, blocks and the table
@@ -95,9 +95,7 @@ SIZES = [(64, 2, 8, 128, 128), (64, 8, 5, 128, 128), (9, 4, 7, 128, 304), (8, 3,
                                     'cuda:b200:1x4'])
 def test_compiles_in_place(target):
   """For real targets: the pool is aliased and never copied, temporaries are small."""
-  if not targets.installed(target.split(':')[0]):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  device = targets.parse(target).devices()[0]
+  device = devices_of(target)[0]
   struct = lambda *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=SingleDeviceSharding(device))
   platform = kernels.KERNELS[device.platform]
   least = {1: 8, 64: 1 if platform == 'tpu' else 0.46}  # on GPUs a prefill gathers all pages, here twice the pool
@@ -120,9 +118,7 @@ def test_compiles_in_place(target):
 @pytest.mark.parametrize('target', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
 def test_compiles_in_lanes_with_split_heads(target, split):
   """As the sampler calls it: in a program that is split over lanes by hand and over heads by the compiler."""
-  if not targets.installed(target.split(':')[0]):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  mesh = Mesh(np.array(targets.parse(target).devices()).reshape(-1, 1, split), meshes.MESH_AXES)
+  mesh = Mesh(np.array(devices_of(target)).reshape(-1, 1, split), meshes.MESH_AXES)
   platform = kernels.KERNELS[mesh.devices.flat[0].platform]
   put = lambda spec, *shape, dtype=jnp.bfloat16: jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
   heads = PartitionSpec('data', None, 'tensor')

@@ -17,8 +17,9 @@ from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.kernels.tree_attention import Sizes, attend, visible_blocks, visits
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets, transfer
+from jaxsearch.parallel import transfer
 from jaxsearch.planning import costs
+from tests.parallel.compilers import devices_of
 
 
 def random_row(rng, length, leave, padding):
@@ -199,10 +200,10 @@ def test_plans_count_the_kernels(platform):
 TARGETS = ('tpu:v5e:2x2', 'tpu:v5p:2x2x1', 'tpu:v6e:2x2', 'cuda:h100:1x4', 'cuda:a100:1x4', 'cuda:b200:1x4')
 
 
-def devices_of(name):
-  if not targets.installed(name.split(':')[0]):
-    pytest.skip("its compiler is not installed: pip install '.[plan]'")
-  return targets.parse(name).devices()
+def on_targets(shapes, *others):
+  """(target, *shape): every shape where there is least memory beside the arithmetic, the first one elsewhere."""
+  return [(name, *shape) for name in (*TARGETS, *others)
+          for shape in (shapes if name in ('tpu:v5p:2x2x1', 'cuda:a100:1x4') else shapes[:1])]
 
 
 def compiled(attention, device, B, T, H, K, h, dtype=jnp.bfloat16):
@@ -215,11 +216,10 @@ def compiled(attention, device, B, T, H, K, h, dtype=jnp.bfloat16):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', TARGETS)
-@pytest.mark.parametrize('B, T, H, K, h, dtype', [
+@pytest.mark.parametrize('name, B, T, H, K, h, dtype', on_targets([
   (2, 4096, 28, 4, 128, 'bfloat16'), (2, 3000, 14, 2, 64, 'bfloat16'), (1, 2048, 9, 3, 64, 'bfloat16'),
   (1, 2048, 4, 4, 128, 'bfloat16'), (1, 128, 4, 2, 32, 'float32'), (1, 1024, 8, 2, 128, 'float32'),
-  (4, 32768, 40, 8, 128, 'bfloat16')])
+  (4, 32768, 40, 8, 128, 'bfloat16')]))
 def test_every_shape_of_heads_compiles(name, B, T, H, K, h, dtype):
   platform = 'tpu' if name.startswith('tpu') else 'gpu'
   width = h * jnp.dtype(dtype).itemsize
@@ -228,17 +228,22 @@ def test_every_shape_of_heads_compiles(name, B, T, H, K, h, dtype):
   assert all(f'tree_attention_{part}' in text for part in ('forward', 'by_query', 'by_key'))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
-def test_a_split_decoder_has_the_kernels(name):
-  """Rows over two devices, heads over two: every device has its own part of both."""
+def split_decoder(name, config):
+  """The program of loss and gradient with rows over two devices of a target, and heads over two."""
   mesh = meshes.make_mesh(1, 2, 2, devices=devices_of(name))
-  config = DecoderConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=8, num_kv_heads=2,
-                         head_dim=64, dtype='bfloat16', remat='full')
   params = jax.tree.map(lambda shape: jax.ShapeDtypeStruct(shape, jnp.float32, sharding=transfer.replicated(mesh)),
                         parameter_shapes(config), is_leaf=lambda x: isinstance(x, tuple))
   rows = jax.ShapeDtypeStruct((2, 1024), jnp.int32, sharding=transfer.split_over_batch(mesh, 0))
-  text = loss_and_gradient(config, mesh).lower(params, rows, rows).compile().as_text()
+  return loss_and_gradient(config, mesh).lower(params, rows, rows).compile().as_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['tpu:v5p:2x2x1', 'cuda:h100:1x4'])
+def test_a_split_decoder_has_the_kernels(name):
+  """Every device has its own part of rows and heads."""
+  config = DecoderConfig(vocab_size=512, hidden_size=256, intermediate_size=512, num_layers=2, num_heads=8, num_kv_heads=2,
+                         head_dim=64, dtype='bfloat16', remat='full')
+  text = split_decoder(name, config)
   assert all(f'tree_attention_{part}' in text for part in ('forward', 'by_query', 'by_key'))
   calls = [line for line in text.splitlines() if 'custom-call(' in line and 'tree_attention_by_query' in line]
   queries = 'bf16[1,1,4,1024,64]' if name.startswith('tpu') else 'bf16[1,1024,4,64]'
