@@ -28,7 +28,7 @@ except ImportError as error:
 TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
 START = 60.0  # seconds
 TAGS = grammar.Tags(others=native.FAMILIES['hermes'].tags)
-TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for servers with an address
+TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for the one server with an address
 
 
 class McpError(RuntimeError):
@@ -49,7 +49,7 @@ class McpServer:
 
   def __init__(self, server: str, timeout: float):
     self._server, self._timeout = server, timeout
-    self._is_url = server.startswith(('http://', 'https://'))
+    self._is_url = is_address(server)
     self.name = parse_url(server).host if self._is_url else shlex.split(server)[0]
     self._loop, self._lock, self._session = event_loop(), asyncio.Lock(), None
 
@@ -158,9 +158,16 @@ class McpServer:
         ready.set_exception(error)
 
 
+def is_address(server: str) -> bool:
+  """Tells whether a server is one with an address, not a command."""
+  return server.startswith(('http://', 'https://'))
+
+
 def open_servers(settings: Any, others: Collection[str]) -> dict[str, Tool]:
   """Returns the tools of the servers of config.mcp by name, beside `others`. Raises McpError, ValueError."""
-  tools = {}
+  tools, addresses = {}, [server for server in settings.servers if is_address(server)]
+  if len(addresses) > 1 and secret_from_env(TOKEN):
+    raise ValueError(f'mcp.servers: {TOKEN} is a key for one server, and {len(addresses)} have an address')
   for server in settings.servers:
     for tool in McpServer(server, settings.timeout).tools():
       if tool.name in tools or tool.name in others:

@@ -117,3 +117,12 @@ def test_two_tools_of_one_name_are_refused(command):
   config.mcp.servers = (command, command)
   with pytest.raises(ValueError, match="two tools are called 'add'"):
     open_tools(config)
+
+
+def test_a_key_is_never_sent_to_two_servers(monkeypatch):
+  monkeypatch.setenv(mcp_client.TOKEN, 'sesame')
+  config = base.get_config()
+  config.mcp.servers = ('http://127.0.0.1:9/mcp', 'https://127.0.0.2:9/mcp')
+  with pytest.raises(ValueError, match='a key for one server, and 2 have an address') as error:
+    open_tools(config)
+  assert 'sesame' not in str(error.value)
