@@ -21,10 +21,12 @@ import numpy as np
 
 from configs.claims import systems
 from jaxsearch.evaluation import plots, sweep, sweep_report, verdicts
+from jaxsearch.training import row_files
 from studies import common
 
 MARGIN = sweep_report.MARGIN
 MATCHED = 'tool rate at equal EM, tier 2'
+EXPLAINED = 'value_explained'  # by a critic, of the variance of returns
 TIERS = ('tool_rate_tier_2', 'em_tier_2', 'tool_rate_tier_1', 'em_tier_1', 'confident_wrong')
 
 
@@ -86,7 +88,8 @@ GRIDS = {
     'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
     measures=(MATCHED, 'tool_rate_tier_2', 'em_tier_2', 'em_tier_1', 'confident_wrong')),
   'systems': Grid({f'{name} - Search-R1': (sweep.slug(name), 'search-r1')
-                   for name in (*systems.ROWS, 'rejection SFT') if name != 'Search-R1'}, ('', '')),
+                   for name in (*systems.ROWS, 'rejection SFT') if name != 'Search-R1'}, ('', ''),
+                  measures=('area', 'gain', 'end')),  # two start elsewhere
 }  # fmt: skip
 
 
@@ -98,8 +101,10 @@ def name_of(run: sweep.SweepRun, first: pathlib.Path) -> str:
 
 def row_of(run: sweep.SweepRun) -> dict:
   """Returns the row of a finished run, which was evaluated at one temperature."""
-  rows = sweep_report.evaluations(run)
-  return row_from(rows, sweep_report.tokens_spent(run, rows).tolist())
+  rows, steps = sweep_report.evaluations(run), row_files.read(run.out / 'metrics.jsonl')
+  explained = [round(step[EXPLAINED], 4) for step in steps if EXPLAINED in step]
+  return row_from(rows, sweep_report.tokens_spent(run, rows).tolist()) | (
+    {EXPLAINED: explained} if explained else {})
 
 
 def row_from(rows: Sequence[Mapping], tokens: Sequence[int]) -> dict:
@@ -188,6 +193,14 @@ def control_of(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]]) -> str:
           f'(seed 0): {said}.')
 
 
+def critics_of(runs: Mapping[str, Mapping[int, Mapping]]) -> str:
+  """Returns how much critics explain, over the last quarter of the steps."""
+  last = lambda row: np.mean(row[EXPLAINED][-(-3 * len(row[EXPLAINED]) // 4):])
+  found = {name: [last(row) for row in rows.values() if EXPLAINED in row] for name, rows in runs.items()}
+  return '\n'.join(f'The critic of {name} explains {np.mean(of):.2f} of the variance of returns at the end.'
+                   for name, of in found.items() if of)
+
+
 def study(grid: str, path: pathlib.Path) -> str:
   """Returns the tables of a grid: its variants, its control, and its contrasts."""
   runs, of = collect(grid, path), GRIDS[grid]
@@ -197,7 +210,7 @@ def study(grid: str, path: pathlib.Path) -> str:
   parts = [common.table([
     {'variant': name, 'seeds': len(rows), 'tokens (k)': end(rows, 'tokens', 1e-3)}
     | {f'{figure}, end': end(rows, figure, 100) for figure in figures} | {'searches': end(rows, 'searches')}
-    for name, rows in runs.items()]), control_of(of, runs)]
+    for name, rows in runs.items()]), control_of(of, runs), critics_of(runs)]
   for measure in of.measures:
     found = {label: contrast(runs, names, measure) for label, names in of.contrasts.items()}
     found = {label: estimated for label, estimated in found.items() if estimated}

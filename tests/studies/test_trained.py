@@ -20,13 +20,13 @@ def finish(tmp_path, monkeypatch):
   plans = {table: sweep.plan(config) for table in trained.GRIDS['cusearch'].tables
            for config in [importlib.import_module('configs.claims.cusearch').get_config(table)]}
 
-  def finish(table, variant, seed, right, spent=(100, 200)):
+  def finish(table, variant, seed, right, spent=(100, 200), **metrics):
     run = next(run for run in plans[table] if (run.variant, run.seed) == (variant, seed))
     steps = run.config.steps
     (run.out / 'checkpoints' / str(steps)).mkdir(parents=True)
     write = lambda name, rows: (run.out / name).write_text(''.join(json.dumps(row) + '\n' for row in rows))
     total = np.interp(np.arange(steps + 1), (0, steps // 2, steps), (0, *spent))
-    write('metrics.jsonl', [{'step': step, 'tokens_decoded': tokens, 'tokens_prefilled': 0}
+    write('metrics.jsonl', [{'step': step, 'tokens_decoded': tokens, 'tokens_prefilled': 0, **metrics}
                             for step, tokens in enumerate(np.diff(total).tolist(), 1)])
     write('evaluations.jsonl', [
       {'step': step, 'temperature': 0.0, 'em': float(np.mean(em)), 'f1': 0.0, 'searches': 2.0,
@@ -92,6 +92,13 @@ def test_a_control_fails_that_learns_half_as_much_from_the_answers_of_others(fin
   finish('', 'Random, zero', 0, [1] * 10 + [0] * 20)
   finish('', 'answers exchanged', 0, [1] * others + [0] * (QUESTIONS - others))
   assert f'the control {said}' in trained.study('cusearch', tmp_path / 'rows.jsonl')
+
+
+def test_what_a_critic_explains_is_said_where_there_is_one(finish, tmp_path):
+  finish('', 'Random, zero', 0, [1] * QUESTIONS)
+  finish('', 'Auto, zero', 0, [1] * QUESTIONS, value_explained=0.25)
+  text = trained.study('cusearch', tmp_path / 'rows.jsonl')
+  assert 'The critic of auto-zero explains 0.25' in text and 'random-zero explains' not in text
 
 
 def test_a_plot_has_a_line_for_each_variant(finish, tmp_path):
