@@ -15,7 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxsearch.data.questions import Question
-from jaxsearch.rewards.match import substring_match
+from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Tree
@@ -110,7 +110,7 @@ def thinned(node: Node, most: float) -> Node:
 def count(tree: Tree, long: Node, short: Node) -> None:
   """Notes a fold in the metrics, and on the first span behind which the short path differs."""
   text = lambda node: ''.join(span.text for span in node.path()[2:])
-  held = lambda node: substring_match(text(node), tree.question.golden_answers)
+  held = lambda node: answer_found(tree.question.golden_answers, text(node))
   saved = long.length - short.length
   first = next(span for span in short.path() if span not in long.path())
   first.data['fold'] = saved
