@@ -37,8 +37,8 @@ _relative = jax.jit(group_relative, static_argnames=('num_groups', 'singleton'))
 def start_of(folder: str, depth: float) -> str:
   """Returns the checkpoint of a run with about this depth, '' for the shipped policy that it began from."""
   rows = [json.loads(line) for line in (pathlib.Path(folder) / 'metrics.jsonl').read_text().splitlines()]
-  step = min(rows, key=lambda row: abs(row['searches'] - depth))['step'] - 1
   # A row tells of the weights before its update.
+  step = min(rows, key=lambda row: abs(row['searches'] - depth))['step'] - 1
   return f'{folder}/checkpoints/{step}' if step else ''
 
 

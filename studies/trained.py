@@ -204,12 +204,13 @@ def critics_of(runs: Mapping[str, Mapping[int, Mapping]]) -> str:
 def study(grid: str, path: pathlib.Path) -> str:
   """Returns the tables of a grid: its variants, its control, and its contrasts."""
   runs, of = collect(grid, path), GRIDS[grid]
-  end = lambda rows, name, scale=1: float(np.mean([scale * row[name][-1] for row in rows.values()]))
+  at = lambda rows, name, scale, place: float(np.mean([scale * row[name][place] for row in rows.values()]))
   every = [row for rows in runs.values() for row in rows.values()]
   figures = [name for name in ('em', *TIERS) if all(name in row for row in every)]
   parts = [common.table([
-    {'variant': name, 'seeds': len(rows), 'tokens (k)': end(rows, 'tokens', 1e-3)}
-    | {f'{figure}, end': end(rows, figure, 100) for figure in figures} | {'searches': end(rows, 'searches')}
+    {'variant': name, 'seeds': len(rows), 'tokens (k)': at(rows, 'tokens', 1e-3, -1)}
+    | {f'{figure}, {when}': at(rows, figure, 100, place) for figure in figures
+       for when, place in (('begin', 0), ('end', -1))} | {'searches': at(rows, 'searches', 1, -1)}
     for name, rows in runs.items()]), control_of(of, runs), critics_of(runs)]
   for measure in of.measures:
     found = {label: contrast(runs, names, measure) for label, names in of.contrasts.items()}

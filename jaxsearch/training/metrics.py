@@ -46,7 +46,7 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
 }
 MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
              'grad_norm', 'repetition', 'gibberish', 'judge_gap')
-# Over processes:
+# Those that are summed over processes:
 SUMMED = 'tokens_decoded', 'tokens_generated', 'tokens_prefilled', 'tokens_reused', 'episodes'
 GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
