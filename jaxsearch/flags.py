@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
 from jaxsearch import registry
 from jaxsearch.config_check import (
@@ -176,10 +176,12 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
     if name is not None and name not in known:
       unknown.append(f'the config has no field {name!r}{suggestion(name, known)}')
       continue
-    values = flags.FlagValues()
-    config_flags.DEFINE_config_dict('config', config, flag_values=values, sys_argv=[text])
+    values, part = flags.FlagValues(), _part_of(config, name)
+    config_flags.DEFINE_config_dict('config', part, flag_values=values, sys_argv=[text])
     try:
       words += values([command, text])[1:]
+      if name:
+        copy_fields((name,), part, config)
     except flags.UnrecognizedFlagError as error:
       near = suggestion(error.flagname, [*own, *(f'config.{field}' for field in known)])
       near = re.sub("'([^']+)'", r"'--\1'", near)
@@ -193,6 +195,19 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
   if unknown or wrong:
     raise UsageError('; '.join([*unknown, *wrong]))
   return words
+
+
+def _part_of(config: ml_collections.ConfigDict, name: str | None) -> ml_collections.ConfigDict:
+  """Returns the part of a config that has this field alone: DEFINE_config_dict writes all of it as text."""
+  part = ml_collections.ConfigDict()
+  if name:
+    (group, leaf), inner = _place_of(config, name), part
+    for above in name.split('.')[:-1]:
+      inner[above] = ml_collections.ConfigDict()
+      inner = inner[above]
+    value = group[leaf]
+    inner[leaf] = config_dict.placeholder(group.get_type(leaf)) if value is None else value
+  return part
 
 
 def _field(argument: str) -> str | None:
