@@ -11,6 +11,7 @@ next one: it may have been started anew. A run ends where no server answers, nev
 import functools
 import itertools
 import math
+import os
 import pathlib
 import shutil
 import socket
@@ -123,7 +124,7 @@ class OwnLlama(Server):
     params = self.library.CommonParams()
     params.model.path, params.port = str(folder / 'model.gguf'), 0
     params.n_parallel, params.n_ctx = self.slots, self.slots * self.length
-    params.verbosity = -1
+    params.verbosity, params.cpuparams.n_threads = -1, int(os.environ.get('NPROC', -1))  # as XLA reads it
     self.running = self.library.Server(params)
     self.reach(self.running.listening_address)
 

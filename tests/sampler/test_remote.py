@@ -266,10 +266,11 @@ def test_what_cannot_be_is_said_before_anything_is_loaded(changes, message, tmp_
 
 # llama.cpp.
 
-@pytest.fixture(scope='module')
-def llama_cpp():
+@pytest.fixture
+def llama_cpp(monkeypatch):
   if importlib.util.find_spec('xllamacpp') is None:
     pytest.skip('the package xllamacpp is not installed')
+  monkeypatch.setenv('NPROC', '1')  # on busy cores its threads wait minutes for each other
 
 
 @pytest.mark.parametrize('make', [search_r1_grpo.get_config, slate.get_config], ids=['search_r1', 'slate'])
