@@ -1,4 +1,4 @@
-"""Plans every pod config, and Search-R1 at three sizes on 8, 64 and 256 devices, and writes docs/plans.md and docs/scaling.md.
+"""Plans every pod config, and Search-R1 at three sizes on 8, 64 and 256 devices, and writes docs/plans.md and scaling.md.
 
     python benchmarks/plans.py --folder runs/plans           # hours on two cores; rerun the same command to resume
     python benchmarks/plans.py --write                       # only writes the pages
@@ -177,7 +177,7 @@ def scaling_page(plans):
 
 Plans of Search-R1's step (512 questions x 5 chains of 4,096 tokens, configs/search_r1_grpo_qwen2_5_3b.py)
 with other models, one training row a device, and 256 slots a host or as many as fit. **Nothing was run**;
-`step s` is the roofline, as in [plans.md](plans.md). `next limit`: the longest phase and what it is bound by,
+`step s` is the roofline, as in [plans.md](../docs/plans.md). `next limit`: the longest phase and what it is bound by,
 or what does not fit; `too much` the compiler refused.
 
 """ + made(plans, scaling=True)
@@ -197,6 +197,9 @@ or what does not fit; `too much` the compiler refused.
   return text + table(['model, devices', 'slots', 'memory', 'step s', 'next limit'], rows)
 
 
+PAGES = {'docs/plans.md': plans_page, 'benchmarks/scaling.md': scaling_page}
+
+
 def main():
   parser = argparse.ArgumentParser()
   parser.add_argument('--folder', type=pathlib.Path, help='of the output; needed without --write')
@@ -211,9 +214,9 @@ def main():
       args.folder.mkdir(parents=True, exist_ok=True)
       make(args.folder.resolve(), name, arguments)
   plans = read()
-  for page, text in (('plans', plans_page(plans)), ('scaling', scaling_page(plans))):
-    (ROOT / 'docs' / f'{page}.md').write_text(text)
-    print(f'docs/{page}.md', flush=True)
+  for page, write in PAGES.items():
+    (ROOT / page).write_text(write(plans))
+    print(page, flush=True)
 
 
 if __name__ == '__main__':

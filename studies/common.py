@@ -102,19 +102,26 @@ def decide(contrasts: Mapping[str, tuple[Estimate, float | None]]) -> list[dict]
           for name, (of, margin) in contrasts.items()]
 
 
+def times(of: Estimate, scale: float) -> Estimate:
+  """Returns an estimate in another unit."""
+  return Estimate(*(value and value * scale for value in of[:3]), of.p)
+
+
 def interval(of: Estimate, scale: float = 1, digits: int = 1) -> str:
   """Returns 'mean [low, high]', each times `scale`."""
-  ends = '' if of.low is None else f' [{of.low * scale:+.{digits}f}, {of.high * scale:+.{digits}f}]'
-  return f'{of.mean * scale:+.{digits}f}{ends}'
+  mean, low, high, _ = times(of, scale)
+  return f'{mean:+.{digits}f}' + ('' if low is None else f' [{low:+.{digits}f}, {high:+.{digits}f}]')
 
 
 def verdicts_of(contrasts: Mapping[str, tuple[Estimate, float | None]], unit: str, scale: float = 1,
                 digits: int = 1, why: str = '') -> str:
-  """Returns the Markdown table of `decide`, differences times `scale` in `unit`.
+  """Returns the Markdown table of `decide`, differences and margins times `scale` in `unit`.
 
   Where a bed misses its gate, `why` says so in place of verdicts.
   """
-  return table([{'contrast': row['contrast'], unit: interval(contrasts[row['contrast']][0], scale, digits),
+  contrasts = {name: (times(of, scale), margin and margin * scale)
+               for name, (of, margin) in contrasts.items()}
+  return table([{'contrast': row['contrast'], unit: interval(contrasts[row['contrast']][0], 1, digits),
                  'p (Holm)': row['corrected'], 'verdict': row['verdict'] and (why or row['verdict'])}
                 for row in decide(contrasts)])
 

@@ -83,8 +83,8 @@ def report(drafts, rows) -> str:
     of = search_r2.influences(np.array(accept, float), search_r2.padded(cuts), gains, rewards)
     variant, _, step = part.split(', ') if ',' in part else (part, '', 'step 0')
     terms = cells.setdefault((variant, step), {})
-    for name in ('a_prec', 's_trim'):
-      terms.setdefault(name, []).append(of[name])
+    for name, values in (('accepts', np.array(accept)), ('a_prec', of['a_prec']), ('s_trim', of['s_trim'])):
+      terms.setdefault(name, []).append(values)
   value = lambda key, name: np.stack(cells[key][name])
   first = [{'reviewer': f'{variant}, {step}', 'seeds': len(terms['a_prec'])} | {
     name: common.interval(verdicts.estimate(np.stack(of)), 100) for name, of in terms.items()}

@@ -20,6 +20,7 @@ def test_a_reviewer_that_cuts_where_it_helps_has_skill():
   said = trimming.report(drafts, {'at the start': guesses} | rows)
   assert '| at the start, step 0' in said and 'holds' in said
   assert '+0.0 [+0.0, +0.0]' in next(line for line in said.splitlines() if 'process reward' in line)
+  assert 'no difference larger than 1 |' in trimming.report(drafts, dict.fromkeys(['at the start', *rows], guesses))
 
 
 @pytest.mark.slow
