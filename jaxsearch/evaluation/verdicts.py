@@ -98,8 +98,10 @@ def verdict(of: Estimate, margin: float, p: float | None = None) -> str:
   """
   if of.low is None:
     return 'undecided'
-  if (of.low > 0 or of.high < 0) and (of.p if p is None else p) <= 0.05:
-    return 'holds' if of.low > 0 else 'does not hold'
+  if of.low > 0 and (of.p if p is None else p) <= 0.05:
+    return 'holds'
+  if of.high < 0:
+    return 'does not hold'
   return f'no difference larger than {margin:g}' if -margin < of.low and of.high < margin else 'undecided'
 
 

@@ -72,7 +72,7 @@ def test_power_is_that_of_the_t_test():
 
 
 @pytest.mark.parametrize('of, p, said', [
-  ((4, 1, 7, 0.01), 0.03, 'holds'), ((4, 1, 7, 0.03), 0.06, 'undecided'), ((-4, -7, -1, 0.01), None, 'does not hold'),
+  ((4, 1, 7, 0.01), 0.03, 'holds'), ((4, 1, 7, 0.03), 0.06, 'undecided'), ((-4, -7, -1, 0.01), 0.2, 'does not hold'),
   ((0.5, -1, 2, 0.5), None, 'no difference larger than 3'), ((0.5, -4, 5, 0.8), None, 'undecided'),
   ((5, None, None, None), None, 'undecided')])
 def test_the_rule(of, p, said):
