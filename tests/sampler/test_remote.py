@@ -236,7 +236,8 @@ def test_a_deadline_ends_an_episode_that_waits(policy, tmp_path):
 
 
 SMALL = ['--config.steps=2', '--config.questions_per_step=2', '--config.eval.every=0', '--config.data.number=4',
-         '--config.train.micro_rows=8', '--config.progress=False', '--config.checkpoint_every=1', '--config.sampler.slots=4']
+         '--config.train.micro_rows=8', '--config.train.row_length=320', '--config.sampler.length=320',
+         '--config.progress=False', '--config.checkpoint_every=1', '--config.sampler.slots=4']
 
 
 @both
