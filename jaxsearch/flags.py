@@ -199,14 +199,12 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
 
 def _part_of(config: ml_collections.ConfigDict, name: str | None) -> ml_collections.ConfigDict:
   """Returns the part of a config that has this field alone: DEFINE_config_dict writes all of it as text."""
-  part = ml_collections.ConfigDict()
-  if name:
-    (group, leaf), inner = _place_of(config, name), part
-    for above in name.split('.')[:-1]:
-      inner[above] = ml_collections.ConfigDict()
-      inner = inner[above]
-    value = group[leaf]
-    inner[leaf] = config_dict.placeholder(group.get_type(leaf)) if value is None else value
+  if name is None:
+    return ml_collections.ConfigDict()
+  group, leaf = _place_of(config, name)
+  part = config_dict.placeholder(group.get_type(leaf)) if group[leaf] is None else group[leaf]
+  for key in reversed(name.split('.')):
+    part = ml_collections.ConfigDict({key: part})
   return part
 
 
