@@ -25,6 +25,7 @@ from jaxsearch.training import row_files
 from studies import common
 
 MARGIN = sweep_report.MARGIN
+CEILING = 0.75  # EM at the end of what is compared, above which a bed decides nothing
 MATCHED = 'tool rate at equal EM, tier 2'
 EXPLAINED = 'value_explained'  # by a critic, of the variance of returns
 TIERS = ('tool_rate_tier_2', 'em_tier_2', 'tool_rate_tier_1', 'em_tier_1', 'confident_wrong')
@@ -41,11 +42,13 @@ class Grid(NamedTuple):
     measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'gain'
       that above EM at the start, 'end' EM after the last step, MATCHED see `at_matched_em`; others are
       figures of an evaluation, averaged over the steps.
+    explains: of the variance of returns, what a critic of a contrast has to.
   """
   contrasts: Mapping[str, Sequence[str]]
   control: tuple[str, str]
   tables: Sequence[str] = ('',)
   measures: Sequence[str] = ('area', 'end')
+  explains: float = 0.0
 
 
 RANDOM, AUTO, PHASE, EXCHANGED = 'random-zero', 'auto-zero', 'phase-zero', 'answers-exchanged'
@@ -82,7 +85,7 @@ GRIDS = {
     'R-Search - box and its format': ('r-search', 'box-and-its-format'),
     'gated - not gated': ('r-search', 'r-search-not-gated'),
     'R-Search - Search-R1 (EM)': ('r-search', 'search-r1-em')}, ('r-search', EXCHANGED),
-    measures=('gain', 'area', 'end')),
+    measures=('gain', 'area', 'end'), explains=0.3),
   'carl': Grid({
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
     'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('', ''),
@@ -181,24 +184,34 @@ def contrast(runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str],
   return verdicts.estimate(gaps), gaps
 
 
-def control_of(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]]) -> str:
-  """Returns what a policy learns in the control, and whether the bed may decide by that."""
+def control_of(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]]) -> tuple[bool, str]:
+  """Tells whether the control lets the bed decide, and what a policy learns in it."""
   own, other = (runs.get(name, {}).get(0) for name in grid.control)
   if not own or not other:
-    return ''
+    return False, ''
   before, right, wrong = (100 * em for em in (own['em'][0], own['em'][-1], other['em'][-1]))
   passes = wrong - before < (right - before) / 2
   said = 'the control passes' if passes else '**the control fails, so nothing is decided**'
-  return (f'EM {before:.1f} before, {right:.1f} after, {wrong:.1f} in the control '
-          f'(seed 0): {said}.')
+  return passes, (f'EM {before:.1f} before, {right:.1f} after, {wrong:.1f} in the control '
+                  f'(seed 0): {said}.')
 
 
-def critics_of(runs: Mapping[str, Mapping[int, Mapping]]) -> str:
-  """Returns how much critics explain, over the last quarter of the steps."""
-  last = lambda row: np.mean(row[EXPLAINED][-(-3 * len(row[EXPLAINED]) // 4):])
-  found = {name: [last(row) for row in rows.values() if EXPLAINED in row] for name, rows in runs.items()}
-  return '\n'.join(f'The critic of {name} explains {np.mean(of):.2f} of the variance of returns at the end.'
-                   for name, of in found.items() if of)
+def explained(rows: Mapping[int, Mapping]) -> float | None:
+  """Returns what the critic of a variant explains over the last quarter of the steps; None without one."""
+  last = lambda row: np.mean(row[EXPLAINED][3 * len(row[EXPLAINED]) // 4:])
+  found = [last(row) for row in rows.values() if EXPLAINED in row]
+  return float(np.mean(found)) if found else None
+
+
+def withheld(grid: Grid, runs: Mapping[str, Mapping[int, Mapping]], names: Sequence[str]) -> str:
+  """Returns by which rule of the plan a contrast is undecided whatever its interval is; '' by none."""
+  for name in names:
+    end, explains = np.mean([row['em'][-1] for row in runs[name].values()]), explained(runs[name])
+    if end > CEILING:
+      return f'undecided, {name} ends at {100 * end:.1f} %'
+    if explains is not None and explains < grid.explains:
+      return f'undecided, the critic of {name} explains {explains:.2f}'
+  return '' if control_of(grid, runs)[0] else 'undecided, no control passed'
 
 
 def study(grid: str, path: pathlib.Path) -> str:
@@ -211,7 +224,9 @@ def study(grid: str, path: pathlib.Path) -> str:
     {'variant': name, 'seeds': len(rows), 'tokens (k)': at(rows, 'tokens', 1e-3, -1)}
     | {f'{figure}, {when}': at(rows, figure, 100, place) for figure in figures
        for when, place in (('begin', 0), ('end', -1))} | {'searches': at(rows, 'searches', 1, -1)}
-    for name, rows in runs.items()]), control_of(of, runs), critics_of(runs)]
+    for name, rows in runs.items()]), control_of(of, runs)[1], '\n'.join(
+      f'The critic of {name} explains {share:.2f} of the variance of returns at the end.'
+      for name, share in ((name, explained(rows)) for name, rows in runs.items()) if share is not None)]
   for measure in of.measures:
     found = {label: contrast(runs, names, measure) for label, names in of.contrasts.items()}
     found = {label: estimated for label, estimated in found.items() if estimated}
@@ -221,7 +236,8 @@ def study(grid: str, path: pathlib.Path) -> str:
     decided = common.decide({label: (of_label, decisive(label)) for label, (of_label, _) in found.items()})
     parts.append(common.table([
       {'contrast': label, f'points of {measure}': common.interval(estimate), 'p (Holm)': row['corrected'],
-       'verdict': row['verdict'], 'seeds': len(gaps), 'needed for 3 points': needed(gaps)}
+       'verdict': row['verdict'] and (withheld(of, runs, of.contrasts[label]) or row['verdict']),
+       'seeds': len(gaps), 'needed for 3 points': needed(gaps)}
       for row, (label, (estimate, gaps)) in zip(decided, found.items())]))
   return '\n\n'.join(filter(None, parts))
 

@@ -101,6 +101,19 @@ def test_what_a_critic_explains_is_said_where_there_is_one(finish, tmp_path):
   assert 'The critic of auto-zero explains 0.25' in text and 'random-zero explains' not in text
 
 
+def test_a_bed_at_its_end_or_a_critic_that_explains_little_leaves_a_contrast_undecided():
+  row = lambda end, **more: {0: {'em': [0.2, end], 'each': ['01', '11'], 'tokens': [0, 9]} | more}
+  grid = trained.Grid({}, ('own', 'other'), explains=0.3)
+  runs = {'own': row(0.7), 'other': row(0.3), 'high': row(0.76), 'explains': row(0.5, value_explained=[0.0, 0.31]),
+          'guesses': row(0.5, value_explained=[0.4, 0.29])}
+  assert trained.withheld(grid, runs, ('own', 'explains')) == ''
+  assert trained.withheld(grid, runs, ('own', 'high')) == 'undecided, high ends at 76.0 %'
+  assert trained.withheld(grid, runs, ('guesses', 'own')) == 'undecided, the critic of guesses explains 0.29'
+  assert trained.withheld(grid._replace(explains=0.0), runs, ('guesses', 'own')) == ''
+  for control in (('own', 'guesses'), ('own', 'none')):  # learns as much as with right answers; was not run
+    assert trained.withheld(grid._replace(control=control), runs, ('own', 'explains')) == 'undecided, no control passed'
+
+
 def test_a_plot_has_a_line_for_each_variant(finish, tmp_path):
   for variant in ('Auto, zero', 'Random, zero'):
     finish('', variant, 0, [1] * QUESTIONS)
