@@ -30,12 +30,16 @@ def world(config, flags) -> None:
     print(f'policy: {policies.make(config)}')
 
 
-@command('world_beds', examples=('--config.out=runs/beds',))
+@command('world_beds', takes_words=True, examples=(
+  '--config.out=runs/beds', 'growing both --config.out=runs/beds'))
 def beds(config, flags) -> None:
-  """Make the policies that the studies of claims begin with."""
+  """Make the policies that the studies of claims begin with: all of them, or those that are named.
+
+  They are actor, reviewer, tiers, seeker, both, growing, reader, and exchanged, which are questions.
+  """
   check_place('config.out', config.out, folder=True)
   from recipes.world import beds as of_world
-  print(f'policies: {of_world.make(config)}')
+  print(f'policies: {of_world.make(config, flags.words.split())}')
 
 
 @command('folded', flag('--out', 'JSONL file to write', place(), required=True),

@@ -1,6 +1,6 @@
 """CARL with frozen weights: whose credit is near the truth, and what makes a critic that gives it.
 
-    python -m recipes beds --config.out=runs/beds
+    python -m recipes beds tiers --config.out=runs/beds
     python -m studies.carl
 
 One rollout of each held-out question of the bed `tiers`, whose policy's own contexts lose what was found

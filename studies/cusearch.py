@@ -1,6 +1,6 @@
 """CuSearch with frozen weights: what the choice of chains does to the first gradient.
 
-    python -m recipes beds --config.out=runs/beds
+    python -m recipes beds growing --config.out=runs/beds
     python -m studies.cusearch
 
 From checkpoints of one Search-R1 run, those whose chains have depths of about 0.65, 1.0 and 1.5, and for one,

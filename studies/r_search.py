@@ -1,6 +1,6 @@
 """R-Search with frozen weights: how a reader takes evidence, and what a policy's evidence gives it as a tool.
 
-    python -m recipes beds --config.out=runs/beds
+    python -m recipes beds seeker reader --config.out=runs/beds
     for seed in 0 1; do jaxsearch train --config configs/r_search.py --config.out=runs/beds/r_search_$seed \
       --config.seed=$seed --config.model=runs/beds/seeker --config.steps=8 --config.questions_per_step=12 \
       --config.data.hops='(2,3)' --config.data.arithmetic=False --config.data.number=1000 \

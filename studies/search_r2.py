@@ -1,6 +1,6 @@
 """Search-R2 with frozen weights: what cutting a draft at its flaw gains over drawing it again.
 
-    python -m recipes beds --config.out=runs/beds
+    python -m recipes beds actor reviewer --config.out=runs/beds
     python -m studies.search_r2
 
 Paths of three hops, four spans a chain. Every draft is reviewed by the actor itself, which knows the form of

@@ -11,10 +11,10 @@
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
   reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
 
-and exchanged_HOPS.jsonl, paths with the answers of others: what a run learns from them is no answer.
+  exchanged paths with the answers of others, exchanged_HOPS.jsonl: what a run learns from them is no answer
 
-Each is a folder of `config.out`; one that exists is not made again. Gates: how often
-the actor is right; what `tiers` knows and loses; how often the reader is right from evidence.
+Each is a folder of `config.out`; one that exists is not made again, and what it is made from is. Gates: how
+often the actor is right; what `tiers` knows and loses; how often the reader is right from evidence.
 """
 
 import dataclasses
@@ -50,22 +50,32 @@ from recipes.world.rename import rename
 COMPLETE, CHANCE = 0.95, 0.05  # a reader's F1 on complete evidence, and on partial over that on none
 
 
-def make(config: ml_collections.ConfigDict) -> pathlib.Path:
-  """Makes what is missing, returns the folder; RunStopped if the actor is right too often or too seldom."""
-  out, tokenizer = pathlib.Path(config.out), Tokenizer.load(world.folder())
-  model_config, params = setup.load_policy(config, meshes.make_mesh(devices=jax.devices()[:1]))
-  for name in ('actor', 'reviewer'):
-    params = train_stage(config, tokenizer, model_config, name, params, examples_of(config, name, tokenizer))
-    if name == 'actor':
-      check(config)
-  countries.make(config, tokenizer)
-  for name in ('seeker', 'both'):
-    teach_seeker(config, name, tokenizer)
-  grow(config.growing, out / 'growing')
-  teach_reader(config, tokenizer)
+def make(config: ml_collections.ConfigDict, names: Sequence[str] = ()) -> pathlib.Path:
+  """Makes what is missing of these, or of all, and returns the folder.
+
+  Raises ValueError for a name that is none, RunStopped if a policy misses its gate.
+  """
+  tokenizer = Tokenizer.load(world.folder())
+  teach = lambda kind, name: functools.partial(kind, config, name, tokenizer)
+  makers = {
+    'actor': teach(teach_flaws, 'actor'), 'reviewer': teach(teach_flaws, 'reviewer'),
+    'tiers': lambda: countries.make(config, tokenizer),
+    'seeker': teach(teach_seeker, 'seeker'), 'both': teach(teach_seeker, 'both'),
+    'growing': lambda: grow(config.growing, pathlib.Path(config.out) / 'growing'),
+    'reader': lambda: teach_reader(config, tokenizer),
+    'exchanged': lambda: write_exchanged(pathlib.Path(config.out)),
+  }
+  if unknown := [name for name in names if name not in makers]:
+    raise ValueError(f'{unknown[0]!r} is none of {", ".join(makers)}')
+  for name in names or makers:
+    makers[name]()
+  return pathlib.Path(config.out)
+
+
+def write_exchanged(out: pathlib.Path) -> None:
+  """Writes the questions of `exchanged`, a file for each number of hops."""
   for hops in (1, 2, 3):
     write_questions(exchanged(hops, random.Random('exchanged')), out / f'exchanged_{hops}.jsonl')
-  return out
 
 
 def exchanged(hops: int, rng: random.Random) -> list[Question]:
@@ -73,6 +83,16 @@ def exchanged(hops: int, rng: random.Random) -> list[Question]:
   questions = _paths('world:rl', (hops,))
   return [dataclasses.replace(other, id=question.id, question=question.question)
           for question, other in zip(questions, rng.sample(questions, len(questions)))]
+
+
+def teach_flaws(config: ml_collections.ConfigDict, name: str, tokenizer) -> None:
+  """Trains the actor, and the reviewer from it; RunStopped if the actor is right too often or too seldom."""
+  model_config, params = setup.load_policy(config, meshes.make_mesh(devices=jax.devices()[:1]))
+  stages = ('actor', 'reviewer')
+  for stage in stages[:stages.index(name) + 1]:
+    params = train_stage(config, tokenizer, model_config, stage, params, examples_of(config, stage, tokenizer))
+  if name == 'actor':
+    check(config)
 
 
 def teach_seeker(config: ml_collections.ConfigDict, name: str, tokenizer) -> None:

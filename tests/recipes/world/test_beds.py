@@ -88,3 +88,12 @@ def test_answers_are_exchanged_among_questions_of_as_many_hops():
   assert {of[question.id].metadata['hops'] for question in made} == {3} == {q.metadata['hops'] for q in made}
   assert sorted(q.golden_answers for q in made) == sorted(of[q.id].golden_answers for q in made)
   assert sum(q.golden_answers == of[q.id].golden_answers for q in made) < len(made) / 20
+
+
+def test_only_what_is_named_is_made(tmp_path):
+  config = world_beds.get_config().unlock()
+  config.out = str(tmp_path)
+  assert beds.make(config, ['exchanged']) == tmp_path
+  assert {file.name for file in tmp_path.iterdir()} == {f'exchanged_{hops}.jsonl' for hops in (1, 2, 3)}
+  with pytest.raises(ValueError, match="'walker' is none of actor, reviewer, tiers"):
+    beds.make(config, ['exchanged', 'walker'])
