@@ -96,10 +96,17 @@ GRIDS = {
 }  # fmt: skip
 
 
-def name_of(run: sweep.SweepRun, first: pathlib.Path) -> str:
-  """Returns 'variant', or 'table/variant' where a table of the config has a folder of its own."""
-  folder, variant = run.out.parts[-3:-1]
-  return variant if folder == first.name else f'{folder.removeprefix(first.name + "_")}/{variant}'
+@functools.cache
+def plans_of(grid: str) -> list[list[sweep.SweepRun]]:
+  """Returns the runs of each table of a grid's config."""
+  config = importlib.import_module(f'configs.claims.{grid}').get_config
+  return [sweep.plan(config(table) if table else config()) for table in GRIDS[grid].tables]
+
+
+def name_of(run: sweep.SweepRun, first: sweep.SweepRun) -> str:
+  """Returns 'variant', or 'table/variant' where its table has another folder than the grid's first run."""
+  (folder, variant), own = run.out.parts[-3:-1], first.out.parts[-3]
+  return variant if folder == own else f'{folder.removeprefix(own + "_")}/{variant}'
 
 
 def row_of(run: sweep.SweepRun) -> dict:
@@ -121,11 +128,9 @@ def row_from(rows: Sequence[Mapping], tokens: Sequence[int]) -> dict:
 
 def collect(grid: str, path: pathlib.Path) -> dict[str, dict[int, dict]]:
   """Returns variant -> seed -> row of the runs in a file, after adding those that are finished."""
-  config = importlib.import_module(f'configs.claims.{grid}').get_config
-  sweeps = [config(table) if table else config() for table in GRIDS[grid].tables]
-  runs = [run for of in sweeps for run in sweep.plan(of) if sweep.finished(run)]
-  first = pathlib.Path(sweeps[0].out)
-  parts = {f'{name_of(run, first)}/{run.seed}': functools.partial(row_of, run) for run in runs}
+  plans = plans_of(grid)
+  runs = [run for plan in plans for run in plan if sweep.finished(run)]
+  parts = {f'{name_of(run, plans[0][0])}/{run.seed}': functools.partial(row_of, run) for run in runs}
   found = {}
   for part, row in common.measured(path, parts, others=True).items():
     variant, seed = part.rsplit('/', 1)

@@ -1,13 +1,12 @@
 """The verdicts of training grids: what is made of made-up runs, and that every name is that of a run."""
 
-import importlib
 import json
 import pathlib
 
 import numpy as np
 import pytest
 
-from jaxsearch.evaluation import sweep, verdicts
+from jaxsearch.evaluation import verdicts
 from studies import trained
 
 QUESTIONS = 30
@@ -17,8 +16,7 @@ QUESTIONS = 30
 def finish(tmp_path, monkeypatch):
   """Returns a function that writes the folder of a run of CuSearch's grid, and whose EM it had at the end."""
   monkeypatch.chdir(tmp_path)
-  plans = {table: sweep.plan(config) for table in trained.GRIDS['cusearch'].tables
-           for config in [importlib.import_module('configs.claims.cusearch').get_config(table)]}
+  plans = dict(zip(trained.GRIDS['cusearch'].tables, trained.plans_of('cusearch')))
 
   def finish(table, variant, seed, right, spent=(100, 200), **metrics):
     run = next(run for run in plans[table] if (run.variant, run.seed) == (variant, seed))
@@ -123,10 +121,8 @@ def test_a_plot_has_a_line_for_each_variant(finish, tmp_path):
 
 @pytest.mark.parametrize('grid', trained.GRIDS)
 def test_contrasts_name_runs_of_the_grid(grid):
-  of, config = trained.GRIDS[grid], importlib.import_module(f'configs.claims.{grid}').get_config
-  sweeps = [config(table) if table else config() for table in of.tables]
-  first = pathlib.Path(sweeps[0].out)
-  known = {trained.name_of(run, first) for each in sweeps for run in sweep.plan(each)}
+  of, plans = trained.GRIDS[grid], trained.plans_of(grid)
+  known = {trained.name_of(run, plans[0][0]) for plan in plans for run in plan}
   known |= {'rejection-sft'}  # of studies/rejection.py
   assert {name for names in of.contrasts.values() for name in names} <= known
   assert set(of.control) <= known | {''}
