@@ -1,6 +1,7 @@
 """Every row of every table in configs/claims is a config that runs: two small steps of each, and an
 evaluation."""
 
+import functools
 import importlib
 import json
 import pathlib
@@ -26,6 +27,11 @@ MADE_BEFORE = {'model': 'world-carl', 'data.corpus': 'world', 'data.questions': 
                'eval.questions': 'world:test', 'eval.tiers': '', 'critic.warm_start': ''}
 
 
+@functools.cache
+def runs_of(name):
+  return sweep.plan(SWEEPS[name])
+
+
 def changed(run, out):
   """The overrides that make a run small."""
   made = {name: value for name, value in MADE_BEFORE.items()
@@ -35,13 +41,13 @@ def changed(run, out):
 
 @pytest.mark.parametrize('name', SWEEPS)
 def test_every_row_is_a_config(name):
-  found = sweep.plan(SWEEPS[name])
+  found = runs_of(name)
   assert {run.variant for run in found} == set(SWEEPS[name].variants)
 
 
 def test_two_rows_of_a_table_differ():
   for name, config in SWEEPS.items():
-    rows = [run.config.to_dict() | {'out': ''} for run in sweep.plan(config) if run.seed == config.seeds[0]]
+    rows = [run.config.to_dict() | {'out': ''} for run in runs_of(name) if run.seed == config.seeds[0]]
     assert len({json.dumps(row, sort_keys=True, default=str) for row in rows}) == len(rows), name
 
 
@@ -59,7 +65,7 @@ def test_critics_were_warmed_up_alike_where_they_are_read_and_left_the_policy_as
   weights."""
   made = {config.out: config for command, *arguments in commands(name) if command == 'critic-warmup'
           for config in [flags.parse(command, arguments, 'carl').config]}
-  rows = [run.config for run in sweep.plan(SWEEPS[name])]
+  rows = [run.config for run in runs_of(name)]
   assert {row.critic.warm_start for row in rows} == {'', *made} and len({row.model for row in rows}) == 1
   assert len({(warm.critic_warmup.min_updates, warm.critic_warmup.max_updates)
               for warm in made.values()}) == 1
@@ -93,7 +99,7 @@ def no_programs_left():
 @pytest.mark.parametrize(('name', 'variant'),
                          [(name, variant) for name, config in SWEEPS.items() for variant in config.variants])
 def test_every_row_trains(name, variant, tmp_path):
-  run = next(run for run in sweep.plan(SWEEPS[name]) if run.variant == variant)
+  run = next(run for run in runs_of(name) if run.variant == variant)
   assert cli.main(['train', *run.arguments, *changed(run, tmp_path)]) == 0
   rows = row_files.read(tmp_path / 'metrics.jsonl')
   assert [row['step'] for row in rows] == [1, 2] and all(row['tokens_generated'] > 0 for row in rows)

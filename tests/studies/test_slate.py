@@ -56,14 +56,18 @@ def test_gradients_are_those_of_the_credited_actions(tree):
   sketches = gradients.Sketches(model, params, width=20_000, rows=2)  # wider than a gradient: exact
   of_tree, of = slate.scores([tree], 2, sketches), slate.earned([tree], 2, 1)
 
-  def objective(params, weights):
-    total = 0.0
-    for node, weight in weights.items():
-      path, begin = jnp.array(node.path_tokens()), node.length - len(node.tokens)
-      hidden = hidden_states(model, params, path[None])[0, begin - 1:-1]
-      logprobs = jax.nn.log_softmax(hidden @ params['embedding'].T)
-      total += weight * logprobs[jnp.arange(len(hidden)), path[begin:]].sum()
-    return total
+  @jax.jit
+  def gradient(params, path, own):  # [L] tokens, whether each is the span's
+    def logprob(params):
+      logprobs = jax.nn.log_softmax(hidden_states(model, params, path[None])[0, :-1] @ params['embedding'].T)
+      return jnp.where(own[1:], logprobs[jnp.arange(len(path) - 1), path[1:]], 0).sum()
+
+    return jnp.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(logprob)(params))])
+
+  def of_span(node, length=256):
+    path, place = np.array(node.path_tokens()), np.arange(length)
+    own = (place >= node.length - len(node.tokens)) & (place < node.length)
+    return np.asarray(gradient(params, np.pad(path, (0, length - len(path))), own))
 
   (first, wrong, *_), (broken, right) = (
     [chain[0] for chain in chains] for chains in tree.root.data['groups'])
@@ -74,8 +78,7 @@ def test_gradients_are_those_of_the_credited_actions(tree):
     JUDGE: {broken: -0.5, right: 0.5},
     EM: {first: 0.25, wrong: -0.25, broken: -0.25, right: 0.25},
   }
-  exact = [np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(jax.grad(objective)(params, weights))])
-           for weights in expected.values()]
+  exact = [sum(weight * of_span(node) for node, weight in weights.items()) for weights in expected.values()]
   found = np.concatenate([slate.gradients(of_estimator, of_tree, of) for of_estimator in expected])
   np.testing.assert_allclose(found @ found.T, np.stack(exact) @ np.stack(exact).T, rtol=1e-3, atol=1e-5)
   target = slate.expected_em([tree], sketches)[0]
