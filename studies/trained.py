@@ -62,6 +62,7 @@ GRIDS = {
     '**Auto - Top-K reward**': (AUTO, 'top-k-reward'), '**Phase - DAPO**': (PHASE, 'dapo'),
     'deepest half of each question - Random': ('within-zero', RANDOM), 'AR3PO - Random': ('ar3po', RANDOM),
     'Auto - Full': (AUTO, 'full'), 'Auto - Full, two updates': (AUTO, 'full-two-updates'),
+    'Phase - Full': (PHASE, 'full'),
     'Auto - Random, raw': ('auto-raw', 'random-raw'), 'Phase - Random, raw': ('phase-raw', 'random-raw'),
     'Random - Anti, raw': ('random-raw', 'anti-raw')}, (RANDOM, EXCHANGED), ('', 'full', 'enough', 'again')),
   'search_r2': Grid({
