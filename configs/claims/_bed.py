@@ -1,6 +1,6 @@
 """What the training grids of docs/claims/plan.md have in common, and the policies that they start from.
 
-    python -m recipes beds actor both growing exchanged --config.out=runs/beds    # half an hour
+    python -m recipes beds actor both growing exchanged --config.out=runs/beds
     jaxsearch export --checkpoint runs/beds/growing/checkpoints/1 --out runs/beds/grown   # 1.6 searches on three hops
 
 A tenth of the usual learning rate: with that of base.py every bed was at its end after three steps. One search in ten finds

@@ -10,11 +10,11 @@
   both      half of the time in that format, else in Search-R1's; searches too little
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
   reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
-
   exchanged paths with the answers of others, exchanged_HOPS.jsonl: what a run learns from them is no answer
 
-Each is a folder of `config.out`; one that exists is not made again, and what it is made from is. Gates: how
-often the actor is right; what `tiers` knows and loses; how often the reader is right from evidence.
+Each is a folder of `config.out`; one that exists is not made again. The actor is made before the reviewer.
+Gates: how often the actor is right; what `tiers` knows and loses; how often the reader is right from
+evidence.
 """
 
 import dataclasses
@@ -33,7 +33,6 @@ from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.evaluation import agents
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.training import loop
@@ -67,8 +66,12 @@ def make(config: ml_collections.ConfigDict, names: Sequence[str] = ()) -> pathli
   }
   if unknown := [name for name in names if name not in makers]:
     raise ValueError(f'{unknown[0]!r} is none of {", ".join(makers)}')
-  for name in names or makers:
-    makers[name]()
+  wanted = set(names or makers)
+  if 'reviewer' in wanted:
+    wanted.add('actor')
+  for name, maker in makers.items():
+    if name in wanted:
+      maker()
   return pathlib.Path(config.out)
 
 
@@ -86,11 +89,9 @@ def exchanged(hops: int, rng: random.Random) -> list[Question]:
 
 
 def teach_flaws(config: ml_collections.ConfigDict, name: str, tokenizer) -> None:
-  """Trains the actor, and the reviewer from it; RunStopped if the actor is right too often or too seldom."""
-  model_config, params = setup.load_policy(config, meshes.make_mesh(devices=jax.devices()[:1]))
-  stages = ('actor', 'reviewer')
-  for stage in stages[:stages.index(name) + 1]:
-    params = train_stage(config, tokenizer, model_config, stage, params, examples_of(config, stage, tokenizer))
+  """Trains the actor, or the reviewer from it; RunStopped if the actor is right too often or too seldom."""
+  start = hub.load(world.POLICY if name == 'actor' else f'{config.out}/actor')
+  train_stage(config, tokenizer, start.config, name, start.params, examples_of(config, name, tokenizer))
   if name == 'actor':
     check(config)
 

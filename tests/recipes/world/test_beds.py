@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import types
 
 import numpy as np
 import pytest
@@ -97,3 +98,13 @@ def test_only_what_is_named_is_made(tmp_path):
   assert {file.name for file in tmp_path.iterdir()} == {f'exchanged_{hops}.jsonl' for hops in (1, 2, 3)}
   with pytest.raises(ValueError, match="'walker' is none of actor, reviewer, tiers"):
     beds.make(config, ['exchanged', 'walker'])
+
+
+def test_the_actor_is_made_and_looked_at_before_the_reviewer(tmp_path, monkeypatch):
+  config, done = world_beds.get_config().unlock(), []
+  config.out = str(tmp_path)
+  monkeypatch.setattr(beds, 'train_stage', lambda config, tokenizer, model, name, *_: done.append(name))
+  monkeypatch.setattr(beds, 'check', lambda config: done.append('gate'))
+  monkeypatch.setattr(beds.hub, 'load', lambda folder: types.SimpleNamespace(config=None, params=None))
+  beds.make(config, ['reviewer'])
+  assert done == ['actor', 'gate', 'reviewer']
