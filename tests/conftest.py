@@ -14,3 +14,9 @@ if jax.__version_info__ < (0, 11):
 jax.config.update('jax_num_cpu_devices', 8)
 if os.environ.get('JAX_COMPILATION_CACHE_DIR'):
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+
+
+def pytest_runtest_setup(item):
+  """Compiles with few optimisations where programs are many and run for moments: they take 60 % of the time."""
+  few = item.path.relative_to(item.config.rootpath / 'tests').parts[0] in ('models', 'sampler')
+  jax.config.update('jax_disable_most_optimizations', few and not item.get_closest_marker('slow'))
