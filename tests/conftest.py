@@ -17,6 +17,6 @@ if os.environ.get('JAX_COMPILATION_CACHE_DIR'):
 
 
 def pytest_runtest_setup(item):
-  """Compiles with few optimisations where programs are many and run for moments: they take 60 % of the time."""
-  few = item.path.relative_to(item.config.rootpath / 'tests').parts[0] in ('models', 'sampler')
+  """Compiles with few optimisations where programs are many and run for moments: that halves the time of tests."""
+  few = item.path.relative_to(item.config.rootpath / 'tests').parts[0] in ('models', 'sampler', 'training')
   jax.config.update('jax_disable_most_optimizations', few and not item.get_closest_marker('slow'))

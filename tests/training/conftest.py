@@ -83,14 +83,6 @@ def config(tmp_path, monkeypatch):
   return config
 
 
-@pytest.fixture(autouse=True)
-def quick_compilation():
-  """Most of the time of these tests is compilation of programs that run once; results stay what they are."""
-  jax.config.update('jax_disable_most_optimizations', True)
-  yield
-  jax.config.update('jax_disable_most_optimizations', False)
-
-
 @pytest.fixture
 def tiny():
   """The functions and sizes of this file."""
