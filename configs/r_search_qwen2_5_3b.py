@@ -8,7 +8,8 @@
 rate 1e-6 with a warm-up ratio of 0.95 as the paper states it. PPO is configs/r_search_ppo_qwen2_5_3b.py. What else the tables
 train:
 
-    7B                           --config.model=Qwen2.5-7B-Instruct
+    7B                           --config.model=Qwen2.5-7B-Instruct; the scripts end after 120 steps: --config.steps=120
+                                 --config.optim.lr_warmup_updates=570
     without evidence (table 3)   --config.grow.template=r_search_without_evidence
                                  --config.credit.evidence_weight=0.0 --config.credit.gamma_evidence=0.0
     Search-R1 (table 2), aligned: configs/search_r1_grpo_qwen2_5_3b.py with the model and questions above,

@@ -39,6 +39,6 @@ def get_config():
   config.refiner = config_dict.create(
     model=config.get_oneway_ref('model'), slots=16, length=config.sampler.get_oneway_ref('length'))
   config.train.update(aggregate='seq-mean-token-mean', row_length=1280)  # a trace keeps the steps that were cut off
-  config.eval.grow = config_dict.create(max_revisions=0)  # as it is deployed; 1 keeps the refiner
+  config.eval.grow = config_dict.create(max_revisions=0, process=False)  # as it is deployed; max_revisions=1 keeps the refiner
   config.eval.every = 50
   return config.lock()

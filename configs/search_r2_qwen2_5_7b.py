@@ -32,6 +32,5 @@ def get_config():
     model=config.get_oneway_ref('model'), slots=16, length=config.sampler.get_oneway_ref('length'))
   config.train.update(aggregate='seq-mean-token-mean', row_length=15000, mini_batch=0)
   config.optim.lr_warmup_updates = 85  # 28.5 % of 300, rounded down as verl does
-  config.eval.update(grow=config_dict.create(max_revisions=0), temperatures=(0.0,), every=50, number=500,
-                     questions='test.parquet')
+  config.eval.update(grow=ours.eval.grow, temperatures=(0.0,), every=50, number=500, questions='test.parquet')
   return config.lock()

@@ -40,7 +40,7 @@ KINDS = {int: 'a whole number is needed', float: 'a number is needed', bool: 'Tr
          str: 'a text is needed', tuple: 'a tuple such as (1, 2) is needed'}
 # What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
 TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'search.topk',
-           'search.words', 'tools', 'python')
+           'search.words', 'tools', 'python', 'eval.right')
 # Without a config these are the run's too: numbers, and names out of a list.
 ALONE = ('dtype', 'sampler', 'train.row_length', 'search.engine', 'data.hops', 'data.arithmetic')
 SERVERS = ('sampler.engine', 'sampler.urls', 'sampler.folder')  # but for these

@@ -293,7 +293,7 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
     search=search, topk=config.search.topk, python=PythonSandbox(**config.python),
     services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
     workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
-    words=config.search.words, offered=offered)
+    answer_reserve=max(32, config.grow.get('context_tokens', 0)), words=config.search.words, offered=offered)
 
 
 def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,

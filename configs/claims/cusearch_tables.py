@@ -55,5 +55,5 @@ def get_config(table: str = ''):
   config.common = config.common | {
     'search.backend': 'simulated', 'search.noise': 0.0, 'search.noise_eval': 0.5, 'train.mini_batch': 16}
   config.baseline, config.variants, config.primary = *ROWS[table], ()
-  config.out = 'runs/claims/cusearch_tables'
+  config.seeds, config.out = (0, 1, 2), 'runs/claims/cusearch_tables'
   return config

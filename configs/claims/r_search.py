@@ -19,7 +19,8 @@ ROWS = {
   'box and its format': {'credit.evidence_weight': 0.0},
   'R-Search': {},
   'R-Search, not gated': {'credit.evidence_needs_search': False},  # equations 4 and 5 alone
-  'R-Search (PPO)': {'config': 'configs/r_search_ppo.py', 'critic.lr_warmup_updates': 1},  # 0.05 of 12
+  'R-Search (PPO)': {'config': 'configs/r_search_ppo.py', 'critic.learning_rate': 1e-4,  # ten times the policy's
+                     'critic.lr_warmup_updates': 1},  # 0.05 of 12
   **control(2),
 }
 

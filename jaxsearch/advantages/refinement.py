@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 def hybrid_reward(outcome: jax.Array, process: jax.Array) -> jax.Array:
-  """`outcome * (1 + process)`: the process counts only where the answer is right (Search-R2, section 3.4).
+  """`outcome * (1 + process)`: the process counts only where the answer is right (Search-R2, section 3.3).
 
   In the paper `outcome` is the exact match and `process` the share of useful ones among the M retrieved
   collections. Both have the same shape, which the result has too, in float32.

@@ -134,7 +134,8 @@ def critic_warmup(config, _) -> None:
 
 
 @command('carl', CHECKPOINT, QUESTIONS, OUT,
-         flag('--limit', 'take only the first questions; config.eval.number if not given', int, '>= 1'),
+         flag('--limit', 'take only the first questions; of every source the first config.eval.number if not given',
+              int, '>= 1'),
          flag('--mixed', 'question file with all of the smaller tier and as many others; none if not given',
               place()),
          examples=('--questions world:test --out tiers.jsonl',
@@ -148,16 +149,22 @@ def tiers(config, flags) -> None:
   if flags.mixed and pathlib.Path(flags.mixed).absolute() == pathlib.Path(flags.out).absolute():
     raise UsageError(f'--mixed and --out are the same file, {flags.out}')
   from jaxsearch.data.questions import write_questions
+  from jaxsearch.evaluation.question_sets import first_of_each
   from jaxsearch.training import curation, row_files
-  limit = flags.limit or config.eval.number or None
-  questions = load_questions(config, flags.questions or config.eval.questions, limit)
+  questions = load_questions(config, flags.questions or config.eval.questions, flags.limit)
+  if not flags.limit:
+    questions = first_of_each(questions, config.eval.number)
   agent, key = open_agent(config, flags, questions, **config.critic_warmup.closed_book)
   tiers = curation.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
   row_files.write(flags.out, [{'id': name, 'tier': tier} for name, tier in tiers.items()])
   if flags.mixed:
     write_questions(curation.mixed(questions, tiers), flags.mixed)
-  tier_2 = sum(tier == 2 for tier in tiers.values()) / len(tiers)
-  print_figures({'questions': len(tiers), 'tier_2': tier_2, 'out': flags.out})
+  sources = {question.metadata.get('source') for question in questions} - {None}
+  of = {source: [tiers[question.id] for question in questions if question.metadata.get('source') == source]
+        for source in sorted(sources)}
+  shares = {f'tier_1_of_{source}': found.count(1) / len(found) for source, found in of.items()}
+  tier_2 = list(tiers.values()).count(2) / len(tiers)
+  print_figures({'questions': len(tiers), 'tier_2': tier_2} | shares | {'out': flags.out})
 
 
 @command('quickstart',

@@ -88,7 +88,8 @@ OF_TIERS = {
 OF_REFINEMENT = {
   'em_draft_per_tree': Figure('EM of drafts'), 'em_kept_per_tree': Figure('EM of kept traces'),
   'a_prec': _number('A_prec', '.3f'), 'v_inter': _number('V_inter', '.3f'),
-  's_trim': _number('S_trim', '.3f'), 'gain_predicted': _number('gain, predicted', '.3f'),
+  's_trim': _number('S_trim', '.3f'), 'g_bar': _number('Ḡ', '.3f'),
+  'gain_predicted': _number('gain, predicted', '.3f'),
   'gain_measured': _number('gain, measured', '.3f'),
 }
 MAIN = {name: figure for name, figure in FIGURES.items() if figure.main} | OF_TIERS

@@ -74,12 +74,18 @@ def corpus_beside(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet]
 
 def read_held_out(config: ml_collections.ConfigDict) -> tuple[list[Question], dict[str, int]]:
   """Returns the questions of `config.eval`, and the tiers of `config.eval.tiers`, {} without one."""
-  met, questions, number = collections.Counter(), [], config.eval.number
-  for question in setup.load_questions(config, config.eval.questions):
-    met[source := question.metadata.get('source')] += 1
-    if not number or met[source] <= number:  # the first of every source
-      questions.append(question)
+  questions = first_of_each(setup.load_questions(config, config.eval.questions), config.eval.number)
   return questions, read_tiers(config.eval.tiers) if config.eval.tiers else {}
+
+
+def first_of_each(questions: Iterable[Question], number: int) -> list[Question]:
+  """Returns the first `number` questions of every source, all if 0."""
+  met, taken = collections.Counter(), []
+  for question in questions:
+    met[source := question.metadata.get('source')] += 1
+    if not number or met[source] <= number:
+      taken.append(question)
+  return taken
 
 
 def read_tiers(path: str) -> dict[str, int]:

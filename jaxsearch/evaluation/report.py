@@ -25,7 +25,7 @@ PLOTTED = {name: figure for name, figure in FIGURES.items() if figure.main} | {
   'reward': Figure('reward (mean of rollouts)', scale=1),
   'entropy': Figure('entropy (nats per token)', scale=1), 'tool_rate_tier_2': MAIN['tool_rate_tier_2']}
 METRICS = ('reward', 'em', 'searches', 'loss', 'kl', 'entropy', 'logprob_gap', 'tokens_generated',
-           'tokens_trained', 'revised_per_tree', 'g_bar', *OF_REFINEMENT)
+           'tokens_trained', 'revised_per_tree', *OF_REFINEMENT)
 SECONDS = {'seconds': 'a step', 'seconds_generate': 'to generate', 'seconds_tools': 'in tools',
            'seconds_train': 'to train'}
 # In the order of the page; with one evaluation there is no before.

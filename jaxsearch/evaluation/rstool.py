@@ -127,7 +127,10 @@ def ask_reader(reader: Reader, questions: Sequence[Question], evidence: Sequence
   `alone`, with the `passages` of one search (`rag`), and with the `evidence` (`rstool`; closed-book if it is
   ''). The replies are counted as calls of a service.
   """
-  passages = search.search([question.question for question in questions], topk)
+  if hasattr(search, 'of'):  # the passages of each source are apart
+    passages = [search.of(one.metadata.get('source')).search([one.question], topk)[0] for one in questions]
+  else:
+    passages = search.search([question.question for question in questions], topk)
   # in the order of READER
   contexts = [[] for _ in questions], passages, [[Document('', '', text)] for text in evidence]
   replies = [reader.ask([reader.prompt(question.question, documents)

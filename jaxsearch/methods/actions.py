@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ class Action:
   observation: str = ''  # what the policy sees next: what the calls gave, or that the action is not valid
   asked: int = 0         # requests of its calls that were served
   found: int = 0         # those that returned documents
+  failed: int = 0        # those that had no reply
   ends: bool = False     # whether it is malformed and ends the episode
 
   @property
@@ -35,6 +37,17 @@ class Action:
     searches = [call for call in self.calls if isinstance(call, Called) and call.name == 'search']
     queries = [str(text) for call in searches for text in np.atleast_1d(call.arguments['query'])]
     return '\n'.join(queries) or None
+
+  @property
+  def called(self) -> str:
+    """Returns what it asks of its tools: the queries, or a line for each call of other tools."""
+    calls = [call for call in self.calls if isinstance(call, Called)]
+    return self.query or '\n'.join(f'{call.name} {json.dumps(call.arguments)}' for call in calls)
+
+  @property
+  def malformed(self) -> Malformed | None:
+    """Returns the first call that cannot be served."""
+    return next((call for call in self.calls if isinstance(call, Malformed)), None)
 
   @property
   def is_valid(self) -> bool:
@@ -60,12 +73,13 @@ def search(actions: Sequence[Action], tree: Tree) -> Growth[None]:
       continue
     given = [next(replies) for _ in of_call]
     action.asked += len(given)
-    tree.metrics['tool_failures'] += sum(isinstance(reply, ToolFailure) for reply in given)
+    action.failed += sum(isinstance(reply, ToolFailure) for reply in given)
     for documents in filter(is_documents, given):
       action.node.data['documents'] = [*action.node.data.get('documents', ()), *documents]
       action.found += bool(documents)
     results[action.node].append((call, written(tree.grammar, call, given)))
   for action in actions:
+    tree.metrics['tool_failures'] += action.failed
     action.observation = tree.grammar.observe(action.node, results[action.node])
 
 

@@ -33,7 +33,6 @@ from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Growth, RunPython, ToolFailure
 from jaxsearch.tools import faults
 from jaxsearch.trees import grammar
-from jaxsearch.trees.grammars import Malformed
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
 BRANCHES = True
@@ -68,7 +67,7 @@ def proceed(tree: Tree, node: Node, segments: int, max_tokens: int, context_toke
   for left in range(segments, 0, -2):
     node = yield from think(node, tools, max_tokens)
     action = read(node)
-    if not action.calls or not tools or left < 3:
+    if not action.calls or not tools or left < 3 or (tree.grammar.strict and action.malformed):
       return commit(tree, action)
     raw = yield from invoke(action, fault)
     node = yield from remember(tree, raw, context_tokens)
@@ -90,8 +89,7 @@ def invoke(action: Action, fault: str) -> Growth[Node]:
   """Runs the program that a segment ends with, several as one; returns the raw output below it."""
   node, tree, question = action.node, action.node.tree, action.node.tree.question
   observe = lambda text: tree.grammar.observe(node, [(action.calls[0], tree.grammar.safe(text.strip()))])
-  malformed = next((call for call in action.calls if isinstance(call, Malformed)), None)
-  if malformed:
+  if malformed := action.malformed:
     count_malformed(tree, malformed)
     node.data.update(segment='invoke', code='', output=malformed.message)
     return node.append(observe(malformed.message), Role.OBSERVATION)
@@ -119,8 +117,12 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, action: Action) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
   action.node.data['segment'] = 'commit'
-  finish(tree, action.node, formats.last_boxed(action.node.text_without_end), spent=bool(action.calls))
-  tree.metrics['malformed'] += tree.stop is Stop.MALFORMED
+  broken = tree.grammar.strict and action.malformed
+  finish(tree, action.node, formats.last_boxed(action.node.text_without_end), spent=bool(action.calls) and not broken)
+  if broken:
+    count_malformed(tree, broken)
+  else:
+    tree.metrics['malformed'] += tree.stop is Stop.MALFORMED
 
 
 def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float = 0.0,

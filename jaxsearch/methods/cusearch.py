@@ -57,23 +57,23 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
     tree.reward = reward(tree, format_weight)
   remember_pass_rates(groups, context, window)
   gathered, places = context.gather([[(depths[tree], tree.reward) for tree in group] for group in groups])
+  if drop_alike:
+    gathered = [group if len({earned for _, earned in group}) > 1 else [] for group in gathered]
   chains = np.array([chain for group in gathered for chain in group]).reshape(-1, 2)
   ids = np.repeat(np.arange(len(gathered)), [len(group) for group in gathered])
-  mask = select(chains[:, 0].astype(int), chains[:, 1], ids, context, strategy, min(keep, len(chains)),
-                max_depth)
+  mask = select(chains[:, 0].astype(int), chains[:, 1], ids, context, strategy, keep, max_depth)
   masks = np.split(mask, np.cumsum([len(group) for group in gathered]))
   context.metrics['singleton_share'] = sum(part.sum() == 1 for part in masks) / max(mask.sum(), 1)
   groups = [list(itertools.compress(group, masks[place])) for group, place in zip(groups, places)]
-  if drop_alike:
-    groups = [group for group in groups if len({tree.reward for tree in group}) > 1]
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  context.metrics.update(of_depths(depths, [tree for group in groups for tree in group], max_depth))
+  context.metrics.update(of_depths(depths, [tree for group in groups for tree in group], max_depth, context))
 
 
 def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Context, strategy: str,
            keep: int, max_depth: int) -> np.ndarray:
   """Selects by depths, rewards and questions `ids` (in order), [N] each: a mask [N] of `keep`, or of all."""
-  number = len(depths)
+  number, wanted = len(depths), keep
+  keep = min(keep, number)
   if strategy == 'full' or not number:
     return np.ones(number, bool)
   if strategy == 'random':
@@ -86,7 +86,7 @@ def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Co
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)
   if strategy == 'phase':
-    phase = context.memory['phase'] = int(advance_phase(phase, capacities, keep))
+    phase = context.memory['phase'] = int(advance_phase(phase, capacities, wanted))
     context.metrics['phase'] = float(phase)
   targets, priorities = depth_plan(strategy, keep, max_depth, phase)
   allocation = depth_greedy(capacities, targets, priorities)
@@ -127,7 +127,8 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
   return numbers.tolist()
 
 
-def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int) -> dict[str, float]:
+def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: int,
+              context: Context) -> dict[str, float]:
   """Describes CuSearch's selection by depth.
 
   chains_depth_D, selected_depth_D: how many chains have depth D, of all and of the selected ones.
@@ -139,11 +140,14 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
   searching = [node for tree in selected for node in tree.nodes(Role.POLICY) if node.data.get('documents')]
   coverage = sum(len(node.tokens) for node in searching)
   trained = sum(tree.count(Role.POLICY) for tree in selected)
+  # Those of all processes, of which some may have selected nothing.
+  deep, number, read, of = np.sum(
+    context.gather([[int(of_selected.sum()), len(selected), coverage, trained]])[0], axis=0)
   counts = {}
   for name, values in (('chains', of_all), ('selected', of_selected)):
     for value, count in enumerate(np.bincount(values, minlength=max_depth + 1)):
       counts[f'{name}_depth_{value}'] = int(count)
   return counts | {
     'depth_mean': float(of_all.mean()) if len(of_all) else 0.0,
-    'selected_depth_mean': float(of_selected.mean()) if len(selected) else 0.0,
-    'selected': len(selected), 'retrieval_coverage': coverage, 'retrieval_share': coverage / max(trained, 1)}
+    'selected_depth_mean': float(deep / max(number, 1)), 'selected': len(selected),
+    'retrieval_coverage': coverage, 'retrieval_share': float(read / max(of, 1))}

@@ -21,7 +21,6 @@ from jaxsearch.methods.actions import ask_judge
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Role, Tree
 
@@ -73,7 +72,7 @@ def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list
   for answer, leaf in chains:
     retrieved = tuple(node.children[0].text for node in refiners.steps_of(leaf)
                       if 'documents' in node.data and node.children)
-    outcome = exact_match(answer, tree.question.golden_answers)
+    outcome = tree.question.score(answer)
     notes.append([outcome, 0, len(retrieved) if process else 1])
     if process and retrieved and outcome:
       asked.append((notes[-1], judge.Collections(tree.question, retrieved), leaf))

@@ -16,7 +16,6 @@ from jaxsearch.methods.actions import NO_ROOM, Action, ask_judge, finish, read, 
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
-from jaxsearch.rewards.match import exact_match
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees.tree import Role, Tree
 
@@ -53,7 +52,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
       chains = [[each] for each in candidates]
       if rewards == 'completed':
         chains = yield from completed(candidates, tree, budget - step, max_tokens)
-      earned = np.array([exact_match(chain[-1].answer, question.golden_answers) for chain in chains])
+      earned = np.array([question.score(chain[-1].answer) for chain in chains])
     advantages = np.asarray(truncated_step(earned))
     final = rewards == 'final'
     chosen = choose(candidates, advantages * (not final), eta, best and not final, tree.rng)
@@ -92,20 +91,24 @@ def completed(candidates: Sequence[Action], tree: Tree, steps: int,
 
 def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
            early_bonus: float) -> Growth[np.ndarray]:
-  """Returns the rewards [k] of eqs. 5 and 6; an action that neither searches nor answers scores -1."""
+  """Returns the rewards [k] of eqs. 5 and 6; an action that neither calls a tool nor answers scores -1.
+
+  What nobody scored is neutral: 0, and no bonus. So is a call that failed, which is not judged.
+  """
   before = ''.join(span.text for span in candidates[0].node.parent.path()[2:])  # after the prompt
   question, items = tree.question, {}
   for i, each in enumerate(candidates):
     items['think', i] = judge.Thinking(question, before, each.thinking), each.node
     if each.answer is not None:
       items['act', i] = judge.Answer(question, each.answer, before, each.thinking), each.node
-    elif each.query is not None:
-      query = judge.Query(question, before, each.thinking, each.query, each.observation)
-      items['act', i] = query, each.node
-  scores = dict(zip(items, (yield from ask_judge(tree, list(items.values())))))
-  think = np.array([scores['think', i] for i in range(len(candidates))])
-  action = np.array([scores.get(('act', i), -1) for i in range(len(candidates))])
-  answers = np.array([each.answer is not None for each in candidates])
+    elif each.is_valid and not each.failed:
+      items['act', i] = judge.Query(question, before, each.thinking, each.called, each.observation), each.node
+  scores = dict(zip(items, (yield from ask_judge(tree, list(items.values()), unreadable=None))))
+  of = lambda kind: [scores.get((kind, i)) for i in range(len(candidates))]
+  think = np.array([score or 0 for score in of('think')])
+  action = np.array([score or 0 if each.is_valid else -1 for each, score in zip(candidates, of('act'))])
+  answers = np.array([each.answer is not None and score is not None
+                      for each, score in zip(candidates, of('act'))])
   return np.asarray(step_reward(think, action, action, answers, step, budget, early_bonus=early_bonus))
 
 

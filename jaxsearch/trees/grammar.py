@@ -98,10 +98,10 @@ def is_turn(text: str, action: str, tags: Tags = SEARCH_R1) -> bool:
 
 def python_block(text: str) -> str | None:
   """Returns the last closed block of Python; None without one, if it is empty, or if words follow it."""
-  blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(.*?)\n```[ \t]*(?=\n|$)', text, re.DOTALL))
+  blocks = list(re.finditer(r'(?:^|\n)```python[ \t]*\n(|.*?\n)```[ \t]*(?=\n|$)', text, re.DOTALL))
   if not blocks or re.search(r'\w', text[blocks[-1].end():]):
     return None
-  return blocks[-1][1] if blocks[-1][1].strip() else None
+  return blocks[-1][1].removesuffix('\n') if blocks[-1][1].strip() else None
 
 
 def context_block(text: str) -> tuple[str, bool]:

@@ -1,6 +1,7 @@
 """The policy as a tool: its evidence, a reader asked with and without it, and both behind the command
 line."""
 
+import dataclasses
 import json
 import re
 import types
@@ -16,6 +17,7 @@ from jaxsearch.methods import r_search
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.assistants import Assistant
 from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.tools import SearchBySource
 from jaxsearch.tools.chat import ChatError
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import spans
@@ -111,6 +113,15 @@ def test_three_ways_of_asking():
   assert rag == templates.reader_prompt('Where is A?', documents)
   assert 'passages' not in alone and alone.endswith('\nQuestion: Where is A?\nAnswer:')
   assert prompts[8] == prompts[2]  # no evidence: asked alone
+
+
+def test_a_question_is_searched_in_the_passages_of_its_source():
+  opened = {}
+  search = SearchBySource(lambda source: opened.setdefault(source, Passages()))
+  questions = [dataclasses.replace(question, metadata={'source': source}) for question, source in zip(QUESTIONS, 'xyx')]
+  ask(rstool.Reader(places, 'r_search'), questions, FOUND, search)
+  assert {source: back_end.asked for source, back_end in opened.items()} == {
+    'x': (['Where is C?'], 2), 'y': (['Where is B?'], 2)}
 
 
 def test_a_reply_that_failed_counts_as_wrong_and_is_counted():

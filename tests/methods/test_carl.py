@@ -55,7 +55,7 @@ def test_what_is_no_call_commits(text, answer, stop):
 
 
 @pytest.mark.parametrize('block', [
-  '```json\n{"a": 1}\n```\n', '```py\nprint(1)\n```\n', 'So:\n```\n', '```python\n\n```\n',
+  '```json\n{"a": 1}\n```\n', '```py\nprint(1)\n```\n', 'So:\n```\n', '```python\n\n```\n', '```python\n```\n',
   '```python3\nprint(1)\n```\n'])
 def test_only_a_closed_block_of_python_ends_an_invoke(block):
   tree, requests = drive([block, INVOKE, CONTEXT, COMMIT], logprobs=[-1.0, -2.0, -3.0, -4.0], max_tokens=100)

@@ -122,6 +122,9 @@ def test_the_phase_advances_and_is_remembered():
   # its bucket first, then deeper, then shallower
   assert depths_of(trained(groups)) == {2: 1, 1: 1}
   assert again.metrics['fallback_share'] == pytest.approx(0.5)
+  few = context()
+  cusearch.credit(groups_of([2, 2]), few, strategy='phase', keep=96)
+  assert few.memory['phase'] == 0                                  # two chains are not K
 
 
 def test_figures_of_a_step():
@@ -139,6 +142,9 @@ def test_dapo_drops_groups_without_a_difference():
   groups = groups_of([1, 1], [1, 1], [1, 1], right=lambda number: number in (0, 1, 2))
   cusearch.credit(groups, context(), strategy='full', drop_alike=True)
   assert trained(groups) == groups[1]
+  groups = groups_of([1, 2], [3, 3], right=lambda number: number == 0)
+  cusearch.credit(groups, context(), strategy='auto', keep=1, drop_alike=True)
+  assert trained(groups) == [groups[0][1]]  # what is dropped are groups, before any chain is selected
 
 
 def test_ar3po_moves_chains_to_questions_in_the_middle():

@@ -60,6 +60,9 @@ def test_a_malformed_call_may_be_the_end():
   tree, requests, observations = drive('hermes', [[{'search': {}}]], malformed='end')
   assert len(requests) == 1 and not observations and tree.stop is Stop.MALFORMED
   assert tree.metrics['malformed_arguments'] == 1
+  tree, requests, _ = drive('hermes', [[{'python': {}}]], carl, 'carl', malformed='end')
+  assert len(requests) == 1 and tree.stop is Stop.MALFORMED
+  assert tree.metrics['malformed'] == tree.metrics['malformed_arguments'] == 1
 
 
 def test_a_tool_that_fails_is_said():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxsearch.data.questions import Question
 from jaxsearch.methods import slate
 from jaxsearch.methods.actions import Action
 from jaxsearch.rewards import judge
@@ -75,10 +76,16 @@ def test_the_choice_follows_the_softmax():
 
 
 def test_an_unreadable_judge_is_neutral_and_counted():
-  tree, _ = drive([RIGHT, SEARCH], budget=1, best=True, early_bonus=0.0, verdict=lambda item: (
+  tree, _ = drive([RIGHT, SEARCH], budget=2, best=True, verdict=lambda item: (
     None if isinstance(item, judge.Thinking) else ToolFailure('down')))
-  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0]
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 0]  # no bonus for an early answer either
   assert tree.metrics['judge_unreadable'] == 4
+
+
+def test_a_search_that_failed_is_neutral_and_not_judged():
+  tree, requests = drive([SEARCH, BROKEN], budget=1, found=ToolFailure('down'))
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, -2]
+  assert [type(item) for item in judged(requests)] == [judge.Thinking] * 2 and tree.metrics['tool_failures'] == 1
 
 
 def test_evaluation_is_that_of_search_r1():
@@ -105,6 +112,23 @@ def test_whole_chains_with_judged_rewards():
             for node in tree.nodes(Role.POLICY)] == pytest.approx([advantage] * len(tree.nodes(Role.POLICY)))
   with pytest.raises(ValueError, match='grow.k=1'):
     slate.credit([[drive([SEARCH, RIGHT], budget=1)[0]]], context(), whole=True)
+
+
+def test_other_calls_than_searches_are_judged_too():
+  tree, _ = drive([BROKEN, BROKEN], budget=1)
+  opens = Action(tree.nodes(Role.POLICY)[0], 'hm', [Called('open', {'document': '1'})], None, 'its text')
+  growth = slate.judged([opens], tree, 1, 4, early_bonus=0.1)
+  _, about = (ask.item for ask in next(growth))
+  assert (about.query, about.documents) == ('open {"document": "1"}', 'its text')
+  with pytest.raises(StopIteration) as end:
+    growth.send([0, 1])
+  assert end.value.value == 1
+
+
+def test_right_answers_are_those_of_the_questions_rule():
+  question = Question('1', 'How many?', ('18',), {'match': 'numeric'})
+  tree, _ = drive(['<answer>18.0</answer>', WRONG], rewards='outcome', budget=1, question=question)
+  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [1, 0]
 
 
 def test_the_ablation_rewards_right_answers_alone():

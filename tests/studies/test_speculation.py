@@ -14,13 +14,13 @@ from tests.methods.driving import Letters
 
 
 def test_a_chain_found_all_where_its_searches_together_returned_every_passage():
-  question = Question('1', 'Who?', ('Bo',), {'steps': [{'query': 'Ann'}, {'query': 'Oslo'}]})
+  question = Question('1', 'Who?', ('Bo',), {'steps': [{'passage_id': '1'}, {'passage_id': '3'}]})
   tree = Tree(Letters(), question)
   node = tree.root.append('one', Role.POLICY)
   node.data['documents'] = [Document('1', 'Ann', 'of Oslo'), Document('2', 'Bergen', '')]
   node = node.append('two', Role.POLICY)
   assert not speculation.found_all(tree)
-  node.data['documents'] = [Document('3', 'Oslo', '')]
+  node.data['documents'] = [Document('3', 'Ann', '')]
   assert speculation.found_all(tree)
 
 

@@ -8,6 +8,7 @@ import pytest
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli
 from jaxsearch.data.questions import Question, read_questions, write_questions
+from jaxsearch.evaluation import question_sets
 from jaxsearch.training import curation, row_files
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
@@ -99,3 +100,9 @@ def test_the_command_tells_what_the_shipped_policy_knows_and_mixes_questions(tmp
   mixed = [question.id for question in read_questions(tmp_path / 'mixed.jsonl')]
   assert len(mixed) >= 8 and [tiers[key] for key in mixed] == [1, 2] * (len(mixed) // 2)
   assert json.loads(capsys.readouterr().out)['tier_2'] == sum(tier == 2 for tier in tiers.values()) / 12
+
+
+def test_of_every_source_the_first_questions_are_taken():
+  asked = [Question(str(number), '?', ('a',), {'source': source}) for number, source in enumerate('xxxyxy')]
+  assert [one.id for one in question_sets.first_of_each(asked, 2)] == ['0', '1', '3', '5']
+  assert question_sets.first_of_each(asked, 0) == asked
