@@ -4,7 +4,8 @@
         --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run
 
 256 questions x 5 chains, at most 4 turns of 512 tokens, prompts of at most 4096, learning rate 1e-6 after a warm-up over 10 %,
-KL 0.001, mini-batches of 512 rollouts. The number of steps (200) is ours. Not run at this size.
+KL 0.001, mini-batches of 512 rollouts (in the code a row is a step of a chain, so it makes more updates). The number of steps
+(200) is ours. Averaged by token, as in the code; the paper sums over steps. Not run at this size.
 """
 
 from configs import gigpo, search_r1_grpo_qwen2_5_3b

@@ -5,7 +5,7 @@
 
 32 questions x 16 chains, at most 10 turns of 2,000 tokens, 32,767 a path, one update a step, learning rate 1e-6, KL 0.001;
 search by Google (key in SERPER_API_KEY). The paper names neither the number of steps (here 200) nor a warm-up (none).
-Not run at this size.
+The code shows 10 results (--config.search.topk=10), and rewards F1 over sets of words. Not run at this size.
 """
 
 from configs import igpo, search_r1_grpo_qwen2_5_3b

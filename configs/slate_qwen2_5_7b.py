@@ -4,9 +4,10 @@
         --config.data.questions=train.jsonl --config.search.url=http://retriever:8000/retrieve \
         --config.judge.url=http://judge:8000/v1 --config.judge.model=NAME --config.out=/shared/run
 
-For tables 1, 2 and 4; slate_qwen2_5_3b.py is for table 3; rows as overrides: claims/slate_tables.py, table 4 claims/slate.py. 500 steps of 32
-questions, 5 alternatives for each of at most 4 steps, 3 passages, 4096 tokens a path, learning rate 1e-6, KL 0.001, alpha 64.
-The frozen parameters, in bfloat16, are the reference too. The judge was Gemma 3 27B. Not run by us at this size.
+For tables 1, 2 and 4; slate_qwen2_5_3b.py is for table 3. Rows as overrides: claims/slate_tables.py, of table 4
+claims/slate.py. 500 steps of 32 questions, 5 alternatives for each of at most 4 steps, 3 passages, 4096 tokens a path,
+learning rate 1e-6, KL 0.001, alpha 64. The frozen parameters, in bfloat16, are the reference too. The judge was Gemma 3
+27B. Not run by us at this size.
 """
 
 from configs import search_r1_grpo_qwen2_5_3b, slate

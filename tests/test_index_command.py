@@ -28,6 +28,12 @@ def config(*overrides):
                      'base').config
 
 
+def test_a_corpus_without_passages_is_named(tmp_path, capsys):
+  (tmp_path / 'none.jsonl').write_text('\n')
+  assert cli.main(['index', f'--corpus={tmp_path}/none.jsonl', f'--out={tmp_path}/out']) == 2
+  assert 'none.jsonl: no passages in it' in capsys.readouterr().err
+
+
 def test_an_estimate_builds_nothing(folder, capsys):
   assert cli.main(['index', f'--corpus={folder}/nq.jsonl', f'--out={folder}/none', '--estimate']) == 0
   figures = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -64,4 +70,4 @@ def test_serve_serves_an_index(folder, monkeypatch):
   monkeypatch.setattr(http_server, 'run', lambda *given: served.update(ran=True))
   assert cli.main(['serve', f'--index={folder}/indexes/nq', '--port=0']) == 0
   assert served['ran'] and served['backend'].search(['number 2'], 1)[0][0].title == 'Lyon 2'
-  assert served['backend'].corpus_hash and served['limits'].threads == 4
+  assert len(served['backend'].known) == 2 and served['limits'].threads == 4

@@ -3,7 +3,7 @@
     jaxsearch sweep --config configs/claims/cusearch.py         # what decides first; _bed.py makes the policy
     jaxsearch sweep --config configs/claims/cusearch.py:full    # against training on all, by equal updates and by the paper's
     jaxsearch sweep --config configs/claims/cusearch.py:enough  # condition C1: from a policy that searches as much as it should
-    jaxsearch sweep --config configs/claims/cusearch.py:again   # condition C2: the noise of a search that is sent again is the same
+    jaxsearch sweep --config configs/claims/cusearch.py:again   # condition C2: a repeated search has the same noise
 
 'within' keeps the deepest half of each question's chains, so that depth is the policy's choice. 'raw' and 'zero' are what a
 chain that is left alone of its question is credited with: its reward, or nothing.

@@ -56,8 +56,11 @@ class Source:
 def _csv(path: Path, delimiter: str = ',') -> Iterator[tuple[str, dict]]:
   with opened(path) as file:
     rows = csv.DictReader(io.TextIOWrapper(file, encoding='utf-8-sig', newline=''), delimiter=delimiter)
-    for row in rows:
-      yield f'{path}:{rows.line_num}', row
+    try:
+      for row in rows:
+        yield f'{path}:{rows.line_num}', row
+    except csv.Error as error:
+      raise DataError(f'{path}:{rows.line_num}: {error}') from error
 
 
 def _triviaqa(row: dict) -> dict:

@@ -5,7 +5,8 @@ taken what is there first:
 
   question  `question`, `extra_info.question`, or the last turn of `prompt`, behind its last 'Question:'
   golds     `golden_answers`, `reward_model.ground_truth` (or its `target`), `answers`, `answer`,
-            `possible_answers` (a list or JSON): see `questions.texts`. Of 'steps #### 72' the number counts
+            `possible_answers` (a list or JSON): see `questions.texts`. Of 'steps #### 72' the number counts.
+            With `answer_aliases`; rows that are not `answerable` are left out (MuSiQue)
   id        `id`, else `extra_info`'s split and index ('test_7', as FlashRAG has it), else 'row_7'
   source    `data_source`: 'nq'; 'searchR1_nq' is 'nq', 'openai/gsm8k' is 'gsm8k'. Ids that occur twice get it
             in front
@@ -39,6 +40,8 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
   pairs = []
   for number, row in enumerate(rows(pathlib.Path(path))):
     place = f'{path}: row {number + 1}'
+    if row.get('answerable') is False:  # MuSiQue's, as in its own files
+      continue
     pairs.append((place, question_of_row(row, place, f'row_{number}')))
   used = collections.Counter(question.id for _, question in pairs)
   for index, (place, question) in enumerate(pairs):
@@ -111,7 +114,7 @@ def _golds(row: dict, place: str) -> list[str]:
       value = json.loads(value)
     except ValueError as error:
       raise DataError(f"{place}: 'possible_answers' is no JSON: {shortened(value)}") from error
-  golds = [gold for gold in texts(value) if gold.strip()]
+  golds = [gold for gold in [*texts(value), *texts(row.get('answer_aliases') or [])] if gold.strip()]
   if not golds:
     raise DataError(f'{place}: no gold answer in {column or " or ".join(GOLDS)!r}: {shortened(value)}')
   return golds

@@ -56,7 +56,8 @@ def render(paths: Sequence[str], *, metric: str = 'em', form: str = 'text', publ
   unlike = [(column, *difference) for column in columns for difference in _differing(results, column)]
   if refused := [f'{column}: {text}' for column, _, name, text in unlike if not {name, 'all'} & set(allow)]:
     raise ValueError(f'{"; ".join(refused)}. Settings named by --allow may differ')
-  if metric not in (known := {name for result in results.values() for name in result['macro']['intervals']}):
+  parts = [of for result in results.values() for of in (result['macro'], *result['benchmarks'].values())]
+  if metric not in (known := {name for of in parts for name in of['intervals']}):
     raise ValueError(f'--metric={metric}: no such figure in these results; '
                      f'there are {", ".join(sorted(known))}')
   means = {kind: over for kind, over in averages(columns).items()

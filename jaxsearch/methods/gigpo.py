@@ -11,7 +11,7 @@ from jaxsearch.methods import Context, Groups
 from jaxsearch.methods.actions import read
 from jaxsearch.methods.credit import credit_groups, credit_relative
 from jaxsearch.methods.search_r1 import grow
-from jaxsearch.trees.tree import Tree
+from jaxsearch.trees.tree import Node, Role, Tree
 
 __all__ = ['credit', 'grow']
 
@@ -22,6 +22,12 @@ def rewards(tree: Tree, invalid: float) -> list[float]:
   """Returns what the spans of a chain earn: `invalid` without a call or an answer; the last the outcome."""
   earned = [0.0 if read(node).is_valid else invalid for node in tree.turns()]
   return [*earned[:-1], earned[-1] + tree.score()] if earned else []
+
+
+def state(node: Node) -> tuple[int, ...]:
+  """Returns what a span saw last; () for the first of a chain, whose prompt a fold may have cut in two."""
+  begun = any(above.role in (Role.POLICY, Role.CONTEXT) for above in node.parent.path())
+  return tuple(node.parent.tokens) if begun else ()
 
 
 def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: float = 1.0,
@@ -44,7 +50,7 @@ def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: flo
       tree.reward = sum(earned)
       for node, own in reversed(list(zip(tree.turns(), earned))):
         later = own + gamma * later
-        of_question[tuple(node.parent.tokens)].append(([node], later))
+        of_question[state(node)].append(([node], later))
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   steps = [alike for of_question in states for alike in of_question.values()]
   credit_groups(steps, normalize_std=normalize_std, added=weight)

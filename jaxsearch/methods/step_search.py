@@ -8,8 +8,8 @@ the chain the F1 of the answer plus how well the queries cover the golden ones (
   * golden documents are `metadata['gold_passages']` of the embedded world, or the titles in the
     `supporting_facts` of HotpotQA and 2WikiMultiHopQA; golden queries are those of the world's `steps`. The
     paper makes both for MuSiQue. What a question lacks earns nothing;
-  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer;
-    here as in the paper (eq. 3) these get nothing for it.
+  * 0.618 is the weight of the queries in the authors' code, which also gives -1 to chains without an answer
+    and 0.6 of its step rewards; here as in the paper (eq. 3) the former get nothing, the latter are whole.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from jaxsearch.methods.actions import read
 from jaxsearch.methods.credit import credit_with_critic, rewarded
 from jaxsearch.methods.search_r1 import grow
 from jaxsearch.rewards import formats
-from jaxsearch.rewards.match import f1
+from jaxsearch.rewards.match import token_f1
 from jaxsearch.trees.tree import Node, Role, Tree
 
 __all__ = ['credit', 'grow']
@@ -52,7 +52,7 @@ def reward(tree: Tree, key_weight: float = 0.618) -> float:
   spans = tree.turns()
   boxed = formats.only_box([node.text for node in spans], 'answer') is not None
   well_formed = rounds(tree) and boxed and any(read(node).thinking for node in spans)  # section 2.3.1
-  answer = f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
+  answer = token_f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
   queries = [read(node).query for node in rounds(tree)]
   keys = search_keys(queries, tree.question.metadata.get('steps', ()))
   tree.metrics.update(reward_answer=answer, reward_keys=keys)
@@ -61,7 +61,7 @@ def reward(tree: Tree, key_weight: float = 0.618) -> float:
 
 def search_keys(queries: Sequence[str], steps: Sequence[dict]) -> float:
   """Returns the mean over the golden queries of the best F1 that a query reaches (eq. 5); 0 without any."""
-  best = [max((f1(query, step['query']) for query in queries), default=0.0) for step in steps]
+  best = [max((token_f1(query, step['query']) for query in queries), default=0.0) for step in steps]
   return float(np.mean(best)) if best else 0.0
 
 

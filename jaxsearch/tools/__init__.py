@@ -23,7 +23,7 @@ class SearchBackend(Protocol):
     set_step(step, total_steps): called before each training step, with 0 before an evaluation;
     for_call(question, *call): a back end for one tool call, named by numbers;
     paid, price: credits paid so far, and what one costs;
-    corpus_hash: of its passages;
+    known: its 'corpus' and 'index' by their hashes, as a server tells them;
     open(name): the whole documents with an id, else with a title;
     threads: searches that a server should run at a time.
   """

@@ -40,11 +40,12 @@ class Cache:
   def __bool__(self) -> bool:
     return self._db is not None
 
-  def get(self, request: object, fetch: Callable[[], Any]) -> Any:
+  def get(self, request: object, fetch: Callable[[], Any], *, again: bool = False) -> Any:
     """Returns the response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
     Threads that want the same response at the same time, as the trees of a group do, fetch it once. Both are
-    JSON; `request` holds all that the response depends on.
+    JSON; `request` holds all that the response depends on. With `again` what is kept serves a replay, or where
+    `fetch` raises.
     """
     if self._db is None:
       return fetch()
@@ -52,11 +53,17 @@ class Cache:
     with self._lock:
       fetching = self._fetching.setdefault(key, threading.Lock())
     with fetching:
-      if row := self._run('SELECT answer FROM answers WHERE key = ?', key):
+      row = self._run('SELECT answer FROM answers WHERE key = ?', key)
+      if row and (self._replay or not again):
         return json.loads(row[0])
       if self._replay:
         raise LookupError(f'not in the recording {self._path}: {str(request)[:200]}')
-      response = fetch()
+      try:
+        response = fetch()
+      except Exception:
+        if not row:
+          raise
+        return json.loads(row[0])
       self._run('INSERT OR REPLACE INTO answers VALUES (?, ?)', key, json.dumps(response))
       return response
 

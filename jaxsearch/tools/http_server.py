@@ -91,8 +91,7 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
     return {'result': [list(map(shown, documents)) for documents in results]}
 
   # Clients keep results under it.
-  known = {'corpus': backend.corpus_hash} if hasattr(backend, 'corpus_hash') else {}
-  return make_app('/retrieve', Retrieve, retrieve, 'search', token, limits, health=known)
+  return make_app('/retrieve', Retrieve, retrieve, 'search', token, limits, health=getattr(backend, 'known', {}))
 
 
 def evidence_app(find: Callable[[list[str]], Sequence[dict]], *,

@@ -4,13 +4,14 @@ Where the index has both parts, their scores are added.
 """
 
 import functools
+import hashlib
 import itertools
 import json
 import os
 import pathlib
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -104,16 +105,16 @@ class Passages:
       return Names(json.loads(_HEAD.match(line)[0] + b']') for line in file)
 
 
-def fuse(bm25: Ranking, dense: Ranking, weight: float = DENSE_WEIGHT) -> Ranking:
+def fuse(bm25: Ranking, dense: Ranking, weight: float = DENSE_WEIGHT, *, depth: int = DEPTH) -> Ranking:
   """Scores passages by BM25 + weight * cosine.
 
   Args:
-    dense: all passages that count, best first or not, each once or more; those that are not in `bm25` have
-      its lowest score.
+    dense: all passages that count, best first or not, each once or more. One that is not in `bm25` has its
+      lowest score, or 0 where `bm25` ends above `depth`: no word of the query is in it.
   """
   numbers, first = np.unique(dense[0], return_index=True)
   by_words = dict(zip(bm25[0].tolist(), bm25[1].tolist()))
-  lowest = min(by_words.values(), default=0.0)
+  lowest = min(by_words.values()) if len(by_words) >= depth else 0.0
   scores = np.array([by_words.get(number, lowest) for number in numbers.tolist()]) + weight * dense[1][first]
   best = np.argsort(-scores, kind='stable')
   return numbers[best], scores[best]
@@ -133,7 +134,9 @@ class Index:
   def __init__(self, folder: str | os.PathLike, *, encoder: Encoder | str | None = None):
     folder, self.dense = pathlib.Path(folder), None
     manifest = read_manifest(folder)
-    self.corpus_hash, self._passages = manifest['corpus_hash'], Passages(folder)
+    self._passages = Passages(folder)
+    ranks = json.dumps(identity(manifest), sort_keys=True)
+    self.known = {'corpus': manifest['corpus_hash'], 'index': hashlib.sha256(ranks.encode()).hexdigest()}
     self.sparse = None if manifest['kind'] == 'dense' else sparse.Sparse(folder)
     if manifest['kind'] != 'bm25':
       from jaxsearch.tools import dense
@@ -164,7 +167,7 @@ class Index:
     if not self.dense or not queries:
       return by_words
     nearest = self._batched([(query, depth, numbers) for query, (numbers, _) in zip(queries, by_words)])
-    return list(map(fuse, by_words, nearest)) if self.sparse else nearest
+    return [fuse(*both, depth=depth) for both in zip(by_words, nearest)] if self.sparse else nearest
 
   def _nearest(self, asked: list[tuple[str, int, np.ndarray]]) -> list[Ranking]:
     """Ranks for each (query, depth, further passages) the nearest passages, then the further ones."""
@@ -193,9 +196,11 @@ def _open_encoder(folder: pathlib.Path, settings: dict, encoder: Encoder | str |
   return encoder
 
 
-def _identity(settings: Any) -> dict[str, Any]:
-  manifest = read_manifest(settings.index)
-  return {name: value for name, value in manifest.items() if name not in ('files', 'passages')}
+def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what decides how the index of a manifest ranks, wherever it and its encoder lie."""
+  dense = {name: value for name, value in manifest.get('dense', {}).items() if name != 'folder'}
+  ranks = {name: manifest[name] for name in ('kind', 'approximate', 'corpus_hash') if name in manifest}
+  return ranks | ({'dense': dense} if dense else {})
 
 
 def _needs(settings: Any) -> dict[str, str]:
@@ -203,4 +208,5 @@ def _needs(settings: Any) -> dict[str, str]:
 
 
 BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None),
-                  by_source=True, identity=_identity, needs=_needs)
+                  by_source=True,
+                  identity=lambda settings: identity(read_manifest(settings.index)), needs=_needs)

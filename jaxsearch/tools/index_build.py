@@ -142,6 +142,8 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
   with opened(corpus) as file:
     lines = list(itertools.islice(file, SAMPLE))
   texts = [indexed(document) for _, document in itertools.islice(stream_corpus(corpus), SAMPLE)]
+  if not texts:
+    raise DataError(f'{corpus}: no passages in it')
   read = b''.join(lines)
   share = len(gzip.compress(read) if str(corpus).endswith('.gz') else read) / os.path.getsize(corpus)
   total = len(texts) if len(lines) < SAMPLE else round(len(texts) / share)

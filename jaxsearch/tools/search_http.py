@@ -73,7 +73,7 @@ class HttpSearch(JsonClient):
     """
     if not self._cache:
       return self._find(queries, topk)
-    self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus)
+    self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus, again=True)
     return [self._kept(query, topk) for query in queries]
 
   def _kept(self, query: str, topk: int) -> list[Document]:
@@ -100,10 +100,11 @@ class HttpSearch(JsonClient):
     return [result for query in queries for result in self._ask_together([query], topk)]
 
   def _tell_corpus(self) -> str:
-    """Returns the corpus that a server says it serves; the url if it does not, as Search-R1's own."""
+    """Returns the corpus and index that a server says it serves; the url if none, as Search-R1's own."""
     health = self._addresses[0].copy_with(path='/health', query=None)
     try:
-      return str(parse_json(self._request('GET', health, min(self._timeout, 5.0)))['corpus'])
+      said = parse_json(self._request('GET', health, min(self._timeout, 5.0)))
+      return f'{said["corpus"]} {said.get("index", "")}'.strip()
     except SearchError as error:
       if error.fault != 'refused':
         raise

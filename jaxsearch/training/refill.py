@@ -54,7 +54,7 @@ def refill(learner: Learner, method: types.ModuleType, current: Growing,
 
 
 def alike(learner: Learner, method: types.ModuleType, groups: Groups, context: Context) -> list[bool]:
-  """Tells of each group whether all its rewards are equal; of a group of one tree, whether it has no credit.
+  """Tells of each group whether its rewards are equal and, spans credited otherwise or not, none has credit.
 
   Credits the groups to find out, and takes the credit back.
   """
@@ -65,8 +65,7 @@ def alike(learner: Learner, method: types.ModuleType, groups: Groups, context: C
             for tree in trees for node in tree.walk()]
   trial = Context(context.step, copy.deepcopy(context.rng), copy.deepcopy(context.memory))
   method.credit(groups, trial, **learner.config.credit)
-  found = [len({tree.reward for tree in group}) == 1 if len(group) > 1 else not any(map(has_credit, group))
-           for group in groups]
+  found = [len({tree.reward for tree in group}) == 1 and not any(map(has_credit, group)) for group in groups]
   for node, values, data in before:
     vars(node).update(zip(credit, values), data=data)
   return found

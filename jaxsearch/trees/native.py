@@ -325,6 +325,8 @@ class Native(Tagged):
     else:
       said = self.family.write('search', {'query': found['search']})
     thought = found.get('think', '') if 'answer' in found or self.family.result else ''  # Llama calls alone
+    if self.frames.thinks:  # the template has opened the thought
+      thought = f'{thought}\n</think>'.lstrip()
     return f'{thought}\n{said}'.lstrip() + self.frames.end
 
   def is_turn(self, node: Any, action: str) -> bool:

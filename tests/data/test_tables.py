@@ -59,10 +59,16 @@ def test_verl(tmp_path):
   ({'answer': 'A'}, ('A',)), ({'answer': ['A', 'B']}, ('A', 'B')),
   ({'answers': {'text': ['A'], 'answer_start': [3]}}, ('A',)),
   ({'possible_answers': '["A", "B"]'}, ('A', 'B')),
+  ({'answer': 'A', 'answer_aliases': ['B'], 'answerable': True}, ('A', 'B')),
   ({'answer': {'value': 'A', 'aliases': ['a', 'A']}}, ('A', 'a')), ({'answer': '2 + 2 #### 4'}, ('4',))])
 def test_golds_of_public_data_sets(tmp_path, cell, golds):
   question, = load_questions(str(saved(tmp_path / 'd', [{'question': 'Who?', **cell}])))
   assert (question.id, question.golden_answers) == ('row_0', golds)
+
+
+def test_questions_of_musique_that_have_no_answer_are_left_out(tmp_path):
+  rows = [{'question': 'Who?', 'answer': 'A', 'answerable': told} for told in (False, True)]
+  assert [question.id for question in tables.read_questions(parquet(tmp_path / 'a.parquet', rows))] == ['row_1']
 
 
 def test_a_folder_of_splits_is_read_by_split(tmp_path):

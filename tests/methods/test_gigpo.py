@@ -53,6 +53,11 @@ def reference(queries, outcomes, normalize_std, gamma=0.95):
           for own, outcome, of in zip(queries, outcomes, returns)]
 
 
+def test_the_first_state_is_the_question_however_its_prompt_was_cut():
+  first, second = segments(chain('A', 1))[:2]
+  assert gigpo.state(first) == () and gigpo.state(second) == tuple(second.parent.tokens)
+
+
 def test_states_belong_to_their_question_and_an_invalid_step_costs():
   groups = [[chain('A', 1)], [chain('A', 0)]]
   gigpo.credit(groups, context())

@@ -77,7 +77,7 @@ def test_a_hybrid_index_adds_scores(corpus, tmp_path, monkeypatch, depth):
       cosine = vectors @ StandIn().queries([query])[0]
       by_words = {ids.index(one.id): one.score for one in judge.search([query], depth)[0]}
       nearest = np.argsort(-cosine, kind='stable')[:depth].tolist()
-      lowest = min(by_words.values(), default=0.0)
+      lowest = min(by_words.values()) if len(by_words) >= depth else 0.0
       expected = {number: by_words.get(number, lowest) + 12 * cosine[number]
                   for number in {*by_words, *nearest}}
       assert scores == pytest.approx(sorted(expected.values(), reverse=True), abs=1e-4)

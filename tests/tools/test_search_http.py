@@ -67,10 +67,8 @@ def ids(results):
 
 
 class Corpus:
-  corpus_hash = 'abc'
-
   def __init__(self):
-    self.asked = []
+    self.asked, self.known = [], {'corpus': 'abc', 'index': 'bm25'}
 
   def search(self, queries, topk):
     self.asked += queries
@@ -84,10 +82,11 @@ def test_results_are_kept_by_corpus_and_replayed_without_a_server(tmp_path):
     first = client.search(['a', 'b', 'a'], 2)
     assert corpus.asked == ['a', 'b'] and ids(first) == [['a0', 'a1'], ['b0', 'b1'], ['a0', 'a1']]
     assert client.search(['a'], 1)[0] == first[0][:1] and corpus.asked == ['a', 'b', 'a']
-    corpus.corpus_hash = 'another'
-  with serve(search_app(corpus)) as other:
-    HttpSearch(other, cache=file, **FAST).search(['a'], 2)
-    assert corpus.asked == ['a', 'b', 'a', 'a']  # not the results of the other corpus
+  for corpus.known in ({'corpus': 'another', 'index': 'bm25'}, {'corpus': 'abc', 'index': 'dense'}):
+    corpus.asked.clear()
+    with serve(search_app(corpus)) as other:
+      HttpSearch(other, cache=file, **FAST).search(['a'], 2)
+      assert corpus.asked == ['a']  # not the results of the other corpus or index
   replay = HttpSearch(url, cache=file, replay=True, **FAST)  # nobody listens there any more
   assert replay.search(['b', 'a'], 2) == [first[1], first[0]]
   with pytest.raises(LookupError, match='not in the recording'):

@@ -31,7 +31,7 @@ def learner(**credit):
 
 
 @pytest.mark.parametrize('method, credit', [
-  (search_r1, {}), (cusearch, dict(strategy='phase', keep=2))], ids=['search_r1', 'cusearch'])
+  (search_r1, {}), (cusearch, dict(strategy='phase', keep=2, singleton='zero'))], ids=['search_r1', 'cusearch'])
 def test_groups_with_equal_rewards_are_found_and_nothing_is_left_of_it(method, credit):
   groups = [[chain('yes'), chain('yes')], [chain('yes'), chain('no')], [chain(None), chain(None)]]
   context, trees = Context(3, np.random.default_rng(0), {}), [tree for group in groups for tree in group]
@@ -50,6 +50,18 @@ def test_a_tree_alone_is_alike_without_credit():
     tree.metrics['turns'] = 1
   assert refill.alike(learner(), slate, groups, Context(1, np.random.default_rng(0), {})) == [True, False]
   assert [node.advantages for (tree,) in groups for node in tree.nodes(Role.POLICY)] == [0.0, -0.5]
+
+
+def test_equal_rewards_with_credit_of_their_own_are_not_alike():
+  """As GiGPO's, whose steps are compared too."""
+  def credit(groups, context):
+    for tree in (tree for group in groups for tree in group):
+      tree.reward = 1.0
+      tree.nodes(Role.POLICY)[0].advantages = float(tree.answer == 'yes')
+
+  groups = [[chain('yes'), chain('no')], [chain('no'), chain('no')]]
+  method = types.SimpleNamespace(credit=credit)
+  assert refill.alike(learner(), method, groups, Context(1, np.random.default_rng(0), {})) == [False, True]
 
 
 @pytest.mark.parametrize('ahead', [0, 1])

@@ -99,6 +99,8 @@ def test_a_turn_may_begin_in_a_thought():
   assert spoken.read(said(spoken, f'Or {HERMES}?\n</think>\n\n{HERMES}')).calls == [SEARCH]
   assert spoken.read(said(spoken, f'Or {HERMES}?')).calls == (native.EMPTY,)
   assert (spoken.opened, speech(tokenizer).opened) == ('<think>', '')
+  told = said(spoken, spoken.retell('<think>I know.</think><answer>Oslo</answer>'))
+  assert (spoken.read(told).thinking, spoken.read(told).answer) == ('I know.', 'Oslo')
 
 
 def test_a_grammar_follows_the_chat_template():

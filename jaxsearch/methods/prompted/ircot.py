@@ -33,8 +33,8 @@ def grow(question: Question, tree: Tree, *, max_thoughts: int = 8, max_documents
       break
     query = plain(thought)
     if query and len(documents) < max_documents:
-      known = {document.id for document in documents}
-      new = [document for document in (yield from find(tree, query)) if document.id not in known]
+      known = {(document.title, document.text) for document in documents}  # some servers send no ids
+      new = [one for one in (yield from find(tree, query)) if (one.title, one.text) not in known]
       documents = [*documents, *new][:max_documents]
   if not reader:
     return prompted.finish(tree, node, marked_answer(chain))

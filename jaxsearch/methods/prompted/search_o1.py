@@ -32,7 +32,8 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
   for turn in range(1, max_turns + 1):
     node = yield Generate(node, stop=ENDS, max_tokens=max_tokens)
     text = node.text_without_end
-    query, answer = grammar.search_query(text), marked_answer(text)
+    query = grammar.search_query(text)
+    answer = marked_answer(text) if query is None else None  # a thought may say 'the answer is', too
     if answer is not None or query is None or turn == max_turns:
       break
     key, role = ' '.join(query.lower().split()), Role.OBSERVATION

@@ -1,5 +1,9 @@
 """IRCoT: a sentence a call, the sentence as the next query, the cap on documents, the stop, the reader."""
 
+import dataclasses
+
+import pytest
+
 from jaxsearch.methods.prompted import ircot
 from jaxsearch.sampler.requests import Generate
 from jaxsearch.trees.tree import Role, Stop
@@ -24,8 +28,11 @@ def test_thoughts_are_queries_and_a_reader_answers(tmp_path):
   assert (tree.answer, tree.stop) == ('Ada', Stop.ANSWERED)
 
 
-def test_documents_accumulate_once_each_up_to_the_cap(tmp_path):
-  found = iter([[document(1), document(2)], [document(2), document(3), document(4)]])
+@pytest.mark.parametrize('named', [True, False])
+def test_documents_accumulate_once_each_up_to_the_cap(named, tmp_path):
+  """Whether the server names them or not, as Search-R1's does not."""
+  given = lambda *numbers: [document(n) if named else dataclasses.replace(document(n), id='') for n in numbers]
+  found = iter([given(1, 2), given(2, 3, 4)])
   said = ['a b.', 'c d.', 'e f.', 'Ada']
   tree, requests, _ = ask(ircot, tmp_path, said, found=lambda _: next(found), max_documents=3, max_thoughts=3)
   # at the cap nothing is searched for

@@ -15,6 +15,11 @@ def search(query):
   return f'hm <search> {query} </search>'
 
 
+def test_a_search_is_served_even_where_a_thought_says_what_the_answer_is(tmp_path):
+  tree, *_ = ask(search_o1, tmp_path, [f'I doubt that the answer is Bo. {search("it")}', ANSWER], found=by_query, extract=False)
+  assert (tree.answer, tree.metrics['searches']) == ('Ada', 1)
+
+
 def test_documents_are_read_before_they_enter_the_chain(tmp_path):
   tree, requests, observations = ask(search_o1, tmp_path, [search('it'), 'By <b>Ada</b>. </search>', ANSWER],
                                      found=by_query,
