@@ -189,8 +189,8 @@ def get_config():
     carry=0,                         # questions whose trees may go on in the next step, so that a long episode
                                      # holds no batch; what older parameters wrote keeps its log-probabilities,
                                      # and importance weights correct for it. 0: none
-    refill=0,                        # questions that a step may draw to replace groups with equal rewards, which
-                                     # teach nothing; 0: none (docs/credit.md)
+    refill=0,                        # questions that a step may draw to replace groups with equal rewards and
+                                     # no credit, which teach nothing; 0: none (docs/credit.md)
     old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while
                                      # sampling) or 'recompute' (by the trainer; costs a forward pass where a
                                      # step makes several updates); None: 'recompute' with importance weights

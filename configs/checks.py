@@ -289,6 +289,9 @@ def together(config, training):
   if loss.importance_cap and train.old_logprobs == 'sampler':
     yield (f"loss.importance_cap={loss.importance_cap} with train.old_logprobs='sampler' would count the gap "
            "between sampler and trainer twice; set train.old_logprobs='recompute'")
+  if loss.importance != 'token' and (loss.importance_cap == 0 or train.old_logprobs == 'sampler'):
+    yield (f'loss.importance={loss.importance!r} means nothing without importance weights; leave '
+           'loss.importance_cap and train.old_logprobs at None')
   if loss.kind == 'gspo' and train.aggregate in ('token-mean', 'seq-mean-token-sum'):
     yield (f"train.aggregate={train.aggregate!r} with loss.kind='gspo' would weigh a sequence by its length; set "
            "'seq-mean-token-mean', or of trees that branch 'span-mean' or 'step-mean'")

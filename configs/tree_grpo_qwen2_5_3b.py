@@ -4,8 +4,8 @@
         --config.data.questions=hotpotqa:train.json --config.search.url=http://retriever:8000/retrieve --config.out=/shared/run
 
 180 steps of 512 questions x 2 trees x 3 chains, 3 searches, 500 tokens of observation, learning rate 1e-6 after a warm-up over
-28.5 % of the updates, KL 0.001, dual clip 3, mini-batches of 64 questions, averaged by token as in the code (the paper averages each chain first).
-Not run at this size.
+28.5 % of the updates, KL 0.001, dual clip 3, mini-batches of 64 questions, averaged by token as in the code (the paper
+averages each chain first). Not run at this size.
 """
 
 from configs import search_r1_grpo_qwen2_5_3b, tree_grpo

@@ -69,6 +69,9 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
     plot: called with ({name: (V(s_0) [N], outcomes [N])}, file) for the reliability diagram.
   """
   settings = config.critic_warmup
+  if config.reward != 'match':
+    raise ValueError(f"reward={config.reward!r}: a warm-up learns from right and wrong by the questions' rule; "
+                     "set reward='match'")
   meshes.start_distributed(**config.distributed)
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every

@@ -211,4 +211,4 @@ def restore(saved: dict[str, Any], learner: Learner, questions: QuestionBatches,
   outcome = Future()
   outcome.set_result(metrics)
   done = from_json(saved['asked'], learner.config, learner.agent, questions)
-  return Growing(context, [*done, *carried], outcome)
+  return Growing(context, [*done, *carried], outcome, learner.config.train.carry)

@@ -193,7 +193,7 @@ def mean_of(metrics: list[Mapping[str, float]]) -> dict[str, float]:
       return values[0]
     if name.endswith('_max'):
       return max(values)
-    if name in ('skipped', 'skipped_in_a_row', 'learning_rate'):
+    if name.removeprefix('critic_') in ('skipped', 'skipped_in_a_row', 'learning_rate'):
       return values[-1]
     return sum(values) if name == 'tokens_trained' else sum(values) / len(values)
 

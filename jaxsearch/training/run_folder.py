@@ -195,7 +195,8 @@ class RunFolder(contextlib.ExitStack):
 
   def _check_limits(self, step: int, row: dict[str, float]) -> None:
     """Raises RunStopped after too many bad steps in a row, see `finish_step`."""
-    skipped, limit = row['skipped_in_a_row'], self.config.optim.max_skipped
+    skipped = max(row['skipped_in_a_row'], row.get('critic_skipped_in_a_row', 0))
+    limit = self.config.optim.max_skipped
     if skipped >= limit:
       raise RunStopped(f'step {step}: the loss or its gradient was not finite in {skipped} updates in a row '
                        f'(optim.max_skipped={limit}); {self._saved()}')
@@ -236,8 +237,9 @@ def check_same_run(saved: Mapping[str, Any], config: ConfigDict) -> None:
     return {name: list(value) if isinstance(value, tuple) else value for name, value in leaves}
 
   then, now = values(saved), values(config)
-  # A cosine ends at the last step.
-  free = FREE_FIELDS if config.optim.schedule == 'constant' else FREE_FIELDS[1:]
+  # A cosine ends at the last step, and so does the curriculum of a simulated search.
+  curriculum = config.search.backend == 'simulated' and config.search.noise_start != config.search.noise_end
+  free = FREE_FIELDS[1:] if curriculum or config.optim.schedule != 'constant' else FREE_FIELDS
   is_free = lambda name: any(name == field or name.startswith(f'{field}.') for field in free)
   differing = [name for name in sorted(then.keys() | now.keys())
                if then.get(name) != now.get(name) and not is_free(name)]

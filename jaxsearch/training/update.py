@@ -129,7 +129,8 @@ def learn(learner: Learner, batch: batches.Batch) -> dict[str, jax.Array]:
     with transfer.issuing():
       critic = dataclasses.replace(critic, params=policy.params) if shared else critic
       critic, figures = learner.critic_step(critic, batch)
-    result |= {f'critic_{name}': figures[name] for name in ('loss', 'grad_norm', 'value')}
+    names = 'loss', 'grad_norm', 'value', 'skipped', 'skipped_in_a_row'
+    result |= {f'critic_{name}': figures[name] for name in names}
     if shared:
       policy = dataclasses.replace(policy, params=critic.params)
       critic = dataclasses.replace(critic, params={})

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs import base
+from configs import base, zerosearch
 from jaxsearch import cli
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
@@ -84,6 +84,16 @@ def test_what_may_not_is_named(changes, words):
   saved = changed(optim__schedule=changes.get('optim__schedule', 'constant')).to_dict()
   with pytest.raises(ValueError, match=words):
     run_folder.check_same_run(saved, changed(**changes))
+
+
+def test_steps_may_not_change_where_the_noise_of_a_simulated_search_grows_with_them():
+  config = zerosearch.get_config().unlock()
+  saved = config.to_dict()
+  config.steps += 1
+  with pytest.raises(ValueError, match='steps was'):
+    run_folder.check_same_run(saved, config)
+  config.search.noise_start = config.search.noise_end
+  assert run_folder.check_same_run(saved | {'search': config.search.to_dict()}, config) is None
 
 
 def cut(path, share=0.5):

@@ -69,6 +69,7 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   for row in rows:
     assert not [name for name in REQUIRED if row.get(name) is None]
     assert row['logprob_gap_max'] < 1e-4 and row['ratio_max'] == pytest.approx(1, abs=1e-4)
+    assert row['critic_skipped'] == row['critic_skipped_in_a_row'] == 0
     assert 0 < row['goodput'] <= 1 and row['tokens_per_second_update'] > 0
     assert row['groups_alike_wrong'] == 0.125  # the method's, not that of the trees' rewards
     assert row['searches'] == 1 and row['tokens_generated'] == row['tokens_trained'] == 100
