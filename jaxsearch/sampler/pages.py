@@ -94,7 +94,9 @@ class Pool:
     Follow it with the copy of `source` and what is missing in the pages, then `filled`.
     """
     pages, source, shared = self._longest(path.context)
-    if self._longest(path.context, soon=True)[2] - shared >= SHORT:
+    coming, _, soon = self._longest(path.context, soon=True)
+    # A whole page that another path fills now is waited for however short: its double would be in no tree.
+    if soon - shared >= SHORT or len(coming) > len(pages):
       return False
     missing = -(-path.most // PAGE) - len(pages)
     kept = [page for page in (*pages, source) if page is not None]

@@ -207,13 +207,15 @@ class RemoteEngine:
     A server that does not answer takes them when it is back.
     """
     start, old = time.monotonic(), self.label and self.folder / self.label
-    self.version, self.label = self.version + 1, f'{self.run}-{self.version + 1}'
-    model, new = Decoder(self.config, params=params), self.folder / self.label
+    version = self.version + 1
+    label = f'{self.run}-{version}'
+    model, new = Decoder(self.config, params=params), self.folder / label
     if self.temporary:
       hub.save_gguf(model, new / 'model.gguf', self.tokenizer)
     elif self.kind != 'llama_cpp' and jax.process_index() == 0:
       hub.save(model, new, self.tokenizer, dtype=self.config.dtype)
-    transfer.broadcast(None)  # it is written
+    transfer.broadcast(None)  # it is written: before, a late request might have a server read half of it
+    self.version, self.label = version, label
     self._on_each(self._update, [server for server in self.servers if server.told])
     for server in self.servers:
       if not server.told:

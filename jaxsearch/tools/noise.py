@@ -39,7 +39,8 @@ class NoisySearch:
 
   def for_call(self, question: Question | None, *call: int) -> SearchBackend:
     """Returns this back end for one tool call, which the numbers `call` name."""
-    return types.SimpleNamespace(search=functools.partial(self.search, call=call))
+    others = {'open': self.open} if hasattr(self, 'open') else {}
+    return types.SimpleNamespace(search=functools.partial(self.search, call=call), **others)
 
   def search(self, queries: Sequence[str], topk: int = 3, *,
              call: Sequence[int] = ()) -> list[list[Document]]:

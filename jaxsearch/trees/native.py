@@ -90,9 +90,11 @@ def _value(text: str, schema: Mapping[str, Any]) -> Any:
   if 'string' in kinds and not (text[:1] in ('[', '{') and kinds & {'array', 'object'}):
     return text
   try:
-    return _WORDS[text] if text in _WORDS else json.loads(text)
-  except ValueError:
+    value = _WORDS[text] if text in _WORDS else json.loads(text)
+    _json(value).encode()  # half a surrogate pair is no text
+  except (ValueError, RecursionError):
     return text
+  return value
 
 
 def _json(value: Any) -> str:

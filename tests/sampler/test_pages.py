@@ -52,6 +52,21 @@ def test_what_is_computed_further_on_is_waited_for_too():
   assert place(pool, A, 1).shared == len(A)
 
 
+def test_a_page_that_another_path_fills_is_waited_for_however_little_is_new_in_it():
+  """A template in the cache, and two questions that begin alike and end the page that it began."""
+  pool, template = Pool(14), A[:2 * PAGE - 7]
+  alike = np.append(template, np.arange(9) + 200)
+  cache(pool, np.append(template, [1, 2]), 0)
+  first = place(pool, np.append(alike, np.arange(12) + 300), 1, room=40)
+  second = path(np.append(alike, np.arange(12) + 400), 2, room=40)
+  assert not pool.place(second)
+  pool.filled(first)
+  assert pool.place(second) and second.numbers[1] == first.numbers[1]
+  pool.filled(second)
+  pool.leave(first, first.context)
+  assert pool.place(path(np.arange(20) + 1000, 3, room=PAGE * (pool.count - 1 - pool.used) - 21))  # all that is left
+
+
 def test_an_episode_goes_on_where_it_left_and_rewinds():
   pool = Pool(20)
   longer = np.append(A, np.arange(PAGE) + 500).astype(np.int32)

@@ -52,6 +52,15 @@ def test_a_call_draws_anew_and_a_query_once():
                        for query in range(20)]
 
 
+def test_a_call_opens_documents_as_the_back_end_does():
+  class Library(First):
+    def open(self, name):
+      return [document for document in CORPUS if document.id == name]
+
+  search = NoisySearch(Library(), CORPUS, 0.3, 'call').for_call(None, 1, 2)
+  assert search.open('7') == [CORPUS[7]] and not hasattr(noisy().for_call(None, 1), 'open')
+
+
 def test_a_small_corpus_has_fewer_others():
   search = NoisySearch(First(), CORPUS[:6], 1, 'call')
   assert [len(found) for found in search.search(['q'], 3)] == [2]

@@ -56,6 +56,8 @@ LLAMA = '{"name": "search", "parameters": {"query": "Oslo"}}'
   ('qwen3_coder', CODER.removeprefix('<tool_call>\n'), [SEARCH]),
   ('qwen3_coder', CODER.replace('Oslo', '["a", "b"]'), [Called('search', {'query': ['a', 'b']})]),
   ('qwen3_coder', CODER.replace('Oslo', '2024'), [Called('search', {'query': '2024'})]),
+  ('qwen3_coder', CODER.replace('Oslo', '[' * 2000), [Called('search', {'query': '[' * 2000})]),
+  ('qwen3_coder', CODER.replace('Oslo', '["\\ud800"]'), [Called('search', {'query': '["\\ud800"]'})]),
   ('qwen3_coder', CODER.replace('search', 'open').replace('=query', '=document').replace(
     '</parameter>', '</parameter>\n<parameter=line>\n7\n</parameter>'),
    [Called('open', {'document': 'Oslo', 'line': 7})]),
