@@ -58,7 +58,7 @@ GRIDS = {
     '**Random - Anti**': (RANDOM, 'anti-zero'),
     '**Auto - Random, start that searches too little - enough**': (
       AUTO, RANDOM, f'enough/{AUTO}', f'enough/{RANDOM}'),
-    '**Auto - Random, noise drawn anew - the same again**': (AUTO, RANDOM, f'again/{AUTO}', f'again/{RANDOM}'),
+    '**Auto - Random, new noise - the same again**': (AUTO, RANDOM, f'again/{AUTO}', f'again/{RANDOM}'),
     '**Auto - Top-K reward**': (AUTO, 'top-k-reward'), '**Phase - DAPO**': (PHASE, 'dapo'),
     'deepest half of each question - Random': ('within-zero', RANDOM), 'AR3PO - Random': ('ar3po', RANDOM),
     'Auto - Full': (AUTO, 'full'), 'Auto - Full, two updates': (AUTO, 'full-two-updates'),

@@ -134,8 +134,8 @@ def critic_warmup(config, _) -> None:
 
 
 @command('carl', CHECKPOINT, QUESTIONS, OUT,
-         flag('--limit', 'take only the first questions; of every source the first config.eval.number if not given',
-              int, '>= 1'),
+         flag('--limit', 'take only the first questions; the first config.eval.number of every source if not '
+              'given', int, '>= 1'),
          flag('--mixed', 'question file with all of the smaller tier and as many others; none if not given',
               place()),
          examples=('--questions world:test --out tiers.jsonl',

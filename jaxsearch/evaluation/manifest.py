@@ -29,7 +29,8 @@ from jaxsearch.trees import templates
 # Raise the number when a score may change.
 METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 1'
 # What methods call the limit of their turns.
-TURNS = ('max_turns', 'budget', 'max_segments', 'max_steps', 'rounds', 'max_searches', 'max_thoughts', 'max_sentences')
+TURNS = ('max_turns', 'budget', 'max_segments', 'max_steps', 'rounds', 'max_searches', 'max_thoughts',
+         'max_sentences')
 
 
 def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]:

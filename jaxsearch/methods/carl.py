@@ -117,8 +117,8 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, action: Action) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
   action.node.data['segment'] = 'commit'
-  broken = tree.grammar.strict and action.malformed
-  finish(tree, action.node, formats.last_boxed(action.node.text_without_end), spent=bool(action.calls) and not broken)
+  broken, answer = tree.grammar.strict and action.malformed, formats.last_boxed(action.node.text_without_end)
+  finish(tree, action.node, answer, spent=bool(action.calls) and not broken)
   if broken:
     count_malformed(tree, broken)
   else:

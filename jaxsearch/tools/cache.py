@@ -44,8 +44,8 @@ class Cache:
     """Returns the response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
     Threads that want the same response at the same time, as the trees of a group do, fetch it once. Both are
-    JSON; `request` holds all that the response depends on. With `again` what is kept serves a replay, or where
-    `fetch` raises.
+    JSON; `request` holds all that the response depends on. With `again` what is kept serves a replay alone,
+    or where `fetch` raises.
     """
     if self._db is None:
       return fetch()

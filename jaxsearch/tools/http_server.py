@@ -91,7 +91,8 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
     return {'result': [list(map(shown, documents)) for documents in results]}
 
   # Clients keep results under it.
-  return make_app('/retrieve', Retrieve, retrieve, 'search', token, limits, health=getattr(backend, 'known', {}))
+  known = getattr(backend, 'known', {})
+  return make_app('/retrieve', Retrieve, retrieve, 'search', token, limits, health=known)
 
 
 def evidence_app(find: Callable[[list[str]], Sequence[dict]], *,

@@ -70,8 +70,8 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   """
   settings = config.critic_warmup
   if config.reward != 'match':
-    raise ValueError(f"reward={config.reward!r}: a warm-up learns from right and wrong by the questions' rule; "
-                     "set reward='match'")
+    raise ValueError(f"reward={config.reward!r}: a warm-up learns what is right by the questions' rule; set "
+                     "reward='match'")
   meshes.start_distributed(**config.distributed)
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every

@@ -1,9 +1,10 @@
 """Dynamic sampling that fills up: groups with nothing to compare are replaced by trees of new questions.
 
 DAPO (arXiv:2503.14476) drops groups in which all rewards are equal. Here they may still have credit, of their
-turns or from a critic, and are kept then. With `config.train.refill=N` a step draws up to N more questions, and
-grows trees for them in place of such groups until none is left; those that are left once the N are spent stay as
-they are. New questions take the places of the old ones, so that nothing depends on how many processes there are.
+turns or from a critic, and are kept then. With `config.train.refill=N` a step draws up to N more questions,
+and grows trees for them in place of such groups until none is left; those that are left once the N are spent
+stay as they are. New questions take the places of the old ones, so that nothing depends on how many processes
+there are.
 """
 
 import copy
@@ -54,7 +55,7 @@ def refill(learner: Learner, method: types.ModuleType, current: Growing,
 
 
 def alike(learner: Learner, method: types.ModuleType, groups: Groups, context: Context) -> list[bool]:
-  """Tells of each group whether its rewards are equal and, spans credited otherwise or not, none has credit.
+  """Tells of each group whether its rewards are equal and no span has credit.
 
   Credits the groups to find out, and takes the credit back.
   """
