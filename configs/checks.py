@@ -303,6 +303,9 @@ def together(config, training):
   if (train.async_steps or train.carry) and train.old_logprobs == 'recompute' and loss.importance_cap == 0:
     yield ("loss.importance_cap=0 with train.async_steps=1 or train.carry and train.old_logprobs='recompute' "
            'corrects nothing for the older parameters that sampled; leave the cap at None')
+  if train.refill and critic.enabled:
+    yield (f'train.refill={train.refill} would replace nothing with critic.enabled=True: a critic gives credit '
+           'where rewards are equal, too')
   if train.carry >= config.questions_per_step:
     yield (f'train.carry={train.carry} must be less than questions_per_step={config.questions_per_step}: '
            'nothing would be left to train on in the first step')

@@ -29,7 +29,6 @@ class Action:
   asked: int = 0         # requests of its calls that were served
   found: int = 0         # those that returned documents
   failed: int = 0        # those that had no reply
-  ends: bool = False     # whether it is malformed and ends the episode
 
   @property
   def query(self) -> str | None:
@@ -50,6 +49,11 @@ class Action:
     return next((call for call in self.calls if isinstance(call, Malformed)), None)
 
   @property
+  def ends(self) -> bool:
+    """Tells whether it is malformed and ends the episode."""
+    return self.node.tree.grammar.strict and self.malformed is not None
+
+  @property
   def is_valid(self) -> bool:
     """Tells whether it calls a tool or answers."""
     return self.answer is not None or any(isinstance(call, Called) for call in self.calls)
@@ -68,7 +72,6 @@ def search(actions: Sequence[Action], tree: Tree) -> Growth[None]:
   for action, call, of_call in served:
     if isinstance(call, Malformed):
       count_malformed(tree, call)
-      action.ends |= tree.grammar.strict
       results[action.node].append((call, call.message))
       continue
     given = [next(replies) for _ in of_call]

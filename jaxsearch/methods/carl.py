@@ -67,7 +67,7 @@ def proceed(tree: Tree, node: Node, segments: int, max_tokens: int, context_toke
   for left in range(segments, 0, -2):
     node = yield from think(node, tools, max_tokens)
     action = read(node)
-    if not action.calls or not tools or left < 3 or (tree.grammar.strict and action.malformed):
+    if not action.calls or not tools or left < 3 or action.ends:
       return commit(tree, action)
     raw = yield from invoke(action, fault)
     node = yield from remember(tree, raw, context_tokens)
@@ -117,10 +117,10 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, action: Action) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
   action.node.data['segment'] = 'commit'
-  broken, answer = tree.grammar.strict and action.malformed, formats.last_boxed(action.node.text_without_end)
-  finish(tree, action.node, answer, spent=bool(action.calls) and not broken)
-  if broken:
-    count_malformed(tree, broken)
+  answer = formats.last_boxed(action.node.text_without_end)
+  finish(tree, action.node, answer, spent=bool(action.calls) and not action.ends)
+  if action.ends:
+    count_malformed(tree, action.malformed)
   else:
     tree.metrics['malformed'] += tree.stop is Stop.MALFORMED
 

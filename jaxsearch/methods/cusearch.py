@@ -72,8 +72,8 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
 def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Context, strategy: str,
            keep: int, max_depth: int) -> np.ndarray:
   """Selects by depths, rewards and questions `ids` (in order), [N] each: a mask [N] of `keep`, or of all."""
-  number, wanted = len(depths), keep
-  keep = min(keep, number)
+  number, most = len(depths), keep
+  keep = min(most, number)
   if strategy == 'full' or not number:
     return np.ones(number, bool)
   if strategy == 'random':
@@ -86,7 +86,7 @@ def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Co
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)
   if strategy == 'phase':
-    phase = context.memory['phase'] = int(advance_phase(phase, capacities, wanted))
+    phase = context.memory['phase'] = int(advance_phase(phase, capacities, most))
     context.metrics['phase'] = float(phase)
   targets, priorities = depth_plan(strategy, keep, max_depth, phase)
   allocation = depth_greedy(capacities, targets, priorities)
@@ -140,14 +140,13 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
   searching = [node for tree in selected for node in tree.nodes(Role.POLICY) if node.data.get('documents')]
   coverage = sum(len(node.tokens) for node in searching)
   trained = sum(tree.count(Role.POLICY) for tree in selected)
-  # Those of all processes, of which some may have selected nothing.
-  deep, number, read, of = np.sum(
-    context.gather([[int(of_selected.sum()), len(selected), coverage, trained]])[0], axis=0)
+  here = [int(of_selected.sum()), len(selected), coverage, trained]
+  depth_of_all, selected_of_all, coverage_of_all, trained_of_all = np.sum(context.gather([here])[0], axis=0)
   counts = {}
   for name, values in (('chains', of_all), ('selected', of_selected)):
     for value, count in enumerate(np.bincount(values, minlength=max_depth + 1)):
       counts[f'{name}_depth_{value}'] = int(count)
   return counts | {
     'depth_mean': float(of_all.mean()) if len(of_all) else 0.0,
-    'selected_depth_mean': float(deep / max(number, 1)), 'selected': len(selected),
-    'retrieval_coverage': coverage, 'retrieval_share': float(read / max(of, 1))}
+    'selected_depth_mean': float(depth_of_all / max(selected_of_all, 1)), 'selected': len(selected),
+    'retrieval_coverage': coverage, 'retrieval_share': float(coverage_of_all / max(trained_of_all, 1))}

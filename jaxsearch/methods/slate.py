@@ -104,11 +104,10 @@ def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
     elif each.is_valid and not each.failed:
       items['act', i] = judge.Query(question, before, each.thinking, each.called, each.observation), each.node
   scores = dict(zip(items, (yield from ask_judge(tree, list(items.values()), unreadable=None))))
-  of = lambda kind: [scores.get((kind, i)) for i in range(len(candidates))]
-  think = np.array([score or 0 for score in of('think')])
-  action = np.array([score or 0 if each.is_valid else -1 for each, score in zip(candidates, of('act'))])
-  answers = np.array([each.answer is not None and score is not None
-                      for each, score in zip(candidates, of('act'))])
+  think, act = ([scores.get((kind, i)) for i in range(len(candidates))] for kind in ('think', 'act'))
+  answers = np.array([each.answer is not None and score is not None for each, score in zip(candidates, act)])
+  action = np.array([score or 0 if each.is_valid else -1 for each, score in zip(candidates, act)])
+  think = np.array([score or 0 for score in think])
   return np.asarray(step_reward(think, action, action, answers, step, budget, early_bonus=early_bonus))
 
 

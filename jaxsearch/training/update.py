@@ -57,8 +57,6 @@ def assess(learner: Learner, trees: Sequence[Tree]) -> dict[str, float]:
   figures = judging.judge(learner, trees)
   if learner.values is not None:
     config = learner.config
-    for node in (node for tree in trees for node in tree.walk()):
-      node.values = None  # train.refill asks again, about some trees that have values and some that have none
     packed = batches.pack(trees, learner.mesh, config.train, attention=config.attention,
                           at_most=config.questions_per_step * config.group_size)
     params = learner.state.params if config.critic.shared else learner.state.critic.params
