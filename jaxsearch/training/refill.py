@@ -2,8 +2,8 @@
 
 DAPO (arXiv:2503.14476) drops groups in which all rewards are equal. Here they may still have credit, that of
 their turns, and are kept then; with a critic nearly all have some, so it is refused there. With
-`config.train.refill=N` a step draws up to N more questions, and grows trees for them in place of such groups
-until none is left; those that are left once the N are spent stay as they are. New questions take the places of
+`config.train.refill=N` a step draws up to N more questions, and grows trees for them in place of such
+groups until none is left; those left once the N are spent stay as they are. New questions take the places of
 the old ones, so that nothing depends on how many processes there are.
 """
 
