@@ -9,7 +9,7 @@
     jaxsearch critic-warmup $WARM $EVERY --config.out=runs/claims/carl/critic_of_tokens
     jaxsearch sweep --config configs/claims/carl.py
 
-The policy of the bed (`python -m recipes beds --config.out=runs/beds`) knows 60 countries by heart, tier 2, and calls its tool on
+The policy of the bed (`python -m recipes beds tiers exchanged --config.out=runs/beds`) knows 60 countries by heart, tier 2, and calls its tool on
 them too; two of five contexts lose what was found, so that a needless call can hurt. All rows have CARL's rollouts, updates and
 rates, no KL penalty and no entropy bonus. They differ in what a token is credited with, and how the loss is averaged. PPO reads V
 before every token, so its critic learned there, for as many updates; warm-ups train the head of the critic alone.
@@ -17,7 +17,8 @@ before every token, so its critic learned there, for as many updates; warm-ups t
 
 import ml_collections
 
-HERE, TIERS = 'runs/claims/carl', 'runs/beds/tiers'
+HERE, BEDS = 'runs/claims/carl', 'runs/beds'
+TIERS = f'{BEDS}/tiers'
 WARM = {'critic.warm_start': f'{HERE}/critic'}
 
 
@@ -38,6 +39,7 @@ def get_config():
     'PPO': {'critic.warm_start': f'{HERE}/critic_of_tokens', 'credit.level': 'token', 'credit.lam': 0.95,
             'train.aggregate': 'token-mean'},
     'GRPO': {'credit.level': 'trajectory', 'critic.enabled': False, 'train.aggregate': 'token-mean'},
+    'answers exchanged': WARM | {'credit.lam': 1.0, 'data.questions': f'{BEDS}/exchanged_tiers.jsonl'},
   }
   config.baseline, config.primary = 'lambda 0.0', ('lambda 1.0',)
   config.seeds = tuple(range(8))

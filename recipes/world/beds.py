@@ -10,7 +10,8 @@
   both      half of the time in that format, else in Search-R1's; searches too little
   growing   Search-R1 from the shipped policy, a checkpoint each step, while its chains get deeper
   reader    of R-Search's study: the shipped one, taught to answer from passages too, and not by heart
-  exchanged paths with the answers of others, exchanged_HOPS.jsonl: what a run learns from them is no answer
+  exchanged questions with the answers of others: what a run learns from them is no answer. Paths,
+            exchanged_HOPS.jsonl, and those that CARL's policy learns from, exchanged_tiers.jsonl
 
 Each is a folder of `config.out`; one that exists is not made again. The actor is made before the reviewer.
 Gates: how often the actor is right; what `tiers` knows and loses; how often the reader is right from
@@ -76,14 +77,14 @@ def make(config: ml_collections.ConfigDict, names: Sequence[str] = ()) -> pathli
 
 
 def write_exchanged(out: pathlib.Path) -> None:
-  """Writes the questions of `exchanged`, a file for each number of hops."""
-  for hops in (1, 2, 3):
-    write_questions(exchanged(hops, random.Random('exchanged')), out / f'exchanged_{hops}.jsonl')
+  """Writes the controls: a file for the paths of world:rl of each number of hops, one for CARL's questions."""
+  asked = {hops: _paths('world:rl', (hops,)) for hops in (1, 2, 3)} | {'tiers': countries.questions('learn')}
+  for name, questions in asked.items():
+    write_questions(exchanged(questions, random.Random('exchanged')), out / f'exchanged_{name}.jsonl')
 
 
-def exchanged(hops: int, rng: random.Random) -> list[Question]:
-  """Returns the paths of world:rl of so many hops, each with answer and gold chain of another."""
-  questions = _paths('world:rl', (hops,))
+def exchanged(questions: Sequence[Question], rng: random.Random) -> list[Question]:
+  """Returns the questions, each with answer and gold chain of another."""
   return [dataclasses.replace(other, id=question.id, question=question.question)
           for question, other in zip(questions, rng.sample(questions, len(questions)))]
 
