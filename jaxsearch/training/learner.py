@@ -124,13 +124,11 @@ def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, m
     params: of the policy (or of the base of its adapter), on `mesh`; they are copied.
     warm: the parameters of a critic that was warmed up, to start from in place of `params`.
   """
-  if warm:
-    params = warm
-  elif is_shared(config):
+  # A warm start may have another dtype, what is frozen under an adapter has that of computing.
+  params = states.cast(warm or params, 'float32' if config.optim.master_weights else config.dtype)
+  if not warm and is_shared(config):
     params = params | {states.HEAD: _new_head(config, model_config, mesh)}
-  else:
-    if config.optim.master_weights:
-      params = states.cast(params, jnp.float32)  # what is frozen under an adapter is in the compute dtype
+  elif not warm:
     head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
     placed, _ = saved_policies.critic_layout(model_config, mesh)
     params = {'decoder': params, 'head': jax.device_put(head, placed['head'])}

@@ -46,8 +46,9 @@ GROUPS = {  # of tags in TensorBoard: a metric is in the first whose pattern its
 }
 MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malformed', 'groups_alike_wrong',
              'grad_norm', 'repetition', 'gibberish', 'judge_gap')
-# Those that are summed over processes:
-SUMMED = 'tokens_decoded', 'tokens_generated', 'tokens_prefilled', 'tokens_reused', 'episodes'
+# Of the sampler, those that are summed over processes:
+SUMMED = ('tokens_decoded', 'tokens_generated', 'tokens_prefilled', 'tokens_reused', 'episodes', 'segments',
+          'pages_evicted')
 GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 
@@ -159,7 +160,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
   on_paths = sum(leaf.length for tree in kept for leaf in tree.leaves())
   counts = {'trees': len(trees), 'tokens_on_paths': on_paths}
   counts |= {name: count for name, count in sampled.items()
-             if name in SUMMED or name.startswith('calls_')}
+             if name in SUMMED or name.startswith(('calls_', 'stop_'))}
   everywhere = transfer.gather_objects((means, counts, requests.add_failures([sampled])))
   row = dict(sampled) | requests.add_failures(failures for *_, failures in everywhere)
   for name in dict.fromkeys(name for _, part, _ in everywhere for name in part):

@@ -2,7 +2,7 @@
 
 The trees of a question have their prompt in common, and often more: what two paths have in common from their
 first token on is laid out once. Such a trie, with all that hangs on it, goes depth first into a row of T
-tokens, with four integers per token:
+tokens, with four integers per token. What follows the last trained span of a path is left out.
 
   tokens[B, T]
   positions[B, T]      tokens before it on its own path (the RoPE position, not the index in the row)
@@ -214,6 +214,8 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool, chains: bool
   paths, owners = [], {}
   for leaf in itertools.chain(*(tree.leaves() for tree in trees)):
     path = [node for node in leaf.path() if node.tokens]
+    while path and not path[-1].trained:
+      path.pop()
     numbers = [0 if share_trained or not node.trained else owners.setdefault(node, len(owners) + 1)
                for node in path]
     if path:

@@ -112,6 +112,8 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
     values.append(np.concatenate([node.values for node in tree.nodes(Role.POLICY)]))
   np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
   assert len(np.unique(values[0])) > 1 and open_critic(config, config.model) is None
+  config.dtype, config.optim.master_weights = 'bfloat16', False  # a warm start takes the dtype of the run
+  assert {x.dtype.name for x in jax.tree.leaves(learners.make_learner(config).state.params)} == {'bfloat16'}
   config.train.aggregate = 'token-mean'
   with pytest.raises(ValueError, match="with train.aggregate='step-mean', here it is 'token-mean'"):
     learners.make_learner(config)

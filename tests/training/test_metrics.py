@@ -149,10 +149,12 @@ def alarms(changes, **limits):
 
 def test_what_was_sampled_is_added_up_over_processes(monkeypatch):
   monkeypatch.setattr(metrics.transfer, 'gather_objects', lambda value: [value] * 2)
-  sampled = {'tokens_decoded': 9, 'tokens_generated': 7, 'tokens_prefilled': 5, 'calls_open': 2, 'seconds': 1.5}
+  sampled = {'tokens_decoded': 9, 'tokens_generated': 7, 'tokens_prefilled': 5, 'calls_open': 2, 'segments': 3,
+             'stop_budget': 1, 'seconds': 1.5}
   row = metrics.summary([], [], sampled)
   assert {name: row[name] for name in sampled} == {
-    'tokens_decoded': 18, 'tokens_generated': 14, 'tokens_prefilled': 10, 'calls_open': 4, 'seconds': 1.5}
+    'tokens_decoded': 18, 'tokens_generated': 14, 'tokens_prefilled': 10, 'calls_open': 4, 'segments': 6,
+    'stop_budget': 2, 'seconds': 1.5}
 
 
 @pytest.mark.parametrize('name, change', [

@@ -74,21 +74,34 @@ def chain(*sizes, seed=0):
 forests = st.lists(trees(), min_size=1, max_size=5)
 
 
+def trained_paths(forest):
+  """The path of each leaf up to its last trained span."""
+  for leaf in (leaf for tree in forest for leaf in tree.leaves()):
+    path = [node for node in leaf.path() if node.tokens]
+    while path and not path[-1].trained:
+      path.pop()
+    yield path
+
+
+def tokens_of(path):
+  return sum((node.tokens for node in path), [])
+
+
 @hypothesis.settings(max_examples=100, deadline=None)
 @hypothesis.given(forests, st.booleans(), st.booleans(), st.sampled_from([40, 64, 256]))
 def test_every_token_lies_behind_its_path_and_sees_nothing_else(forest, share_trained, chains, length):
   rows = lay_out(forest, length, pad_id=PAD, share_trained=share_trained, chains=chains)
   if chains:  # a kernel that takes `visible_until` for numbers of chains sees the same
-    assert rows.real.sum() == sum(leaf.length for tree in forest for leaf in tree.leaves())
+    assert rows.real.sum() == sum(len(tokens_of(path)) for path in trained_paths(forest))
     same = rows.visible_until[:, :, None] == rows.visible_until[:, None]
     np.testing.assert_array_equal(tree_mask(rows.visible_until), np.tril(same))
-  for tree in forest:
-    for node in tree.walk():
-      if node.tokens:
-        row, columns = rows.places[node]
-        path = path_in_row(rows, row, columns[-1])
-        assert rows.tokens[row, path].tolist() == node.path_tokens()
-        assert path[-len(node.tokens):] == columns.tolist()
+  laid_out = {node for path in trained_paths(forest) for node in path}
+  assert set(rows.places) == laid_out
+  for node in laid_out:
+    row, columns = rows.places[node]
+    path = path_in_row(rows, row, columns[-1])
+    assert rows.tokens[row, path].tolist() == node.path_tokens()
+    assert path[-len(node.tokens):] == columns.tolist()
   for row, i in np.ndindex(rows.tokens.shape):
     seen = [j for j in range(length) if j <= i < rows.visible_until[row, j]]
     if rows.real[row, i]:
@@ -104,11 +117,12 @@ def test_every_token_lies_behind_its_path_and_sees_nothing_else(forest, share_tr
 @hypothesis.given(forests)
 def test_what_the_trees_of_a_question_have_in_common_is_there_once(forest):
   rows = lay_out(forest, 256, pad_id=PAD)
-  beginnings = {(tree if tree.question is None else tree.question.id, *leaf.path_tokens()[:end])
-                for tree in forest for leaf in tree.leaves() for end in range(1, leaf.length + 1)}
+  id_of = lambda tree: tree if tree.question is None else tree.question.id
+  beginnings = {(id_of(path[-1].tree), *tokens_of(path)[:end]) for path in trained_paths(forest) if path
+                for end in range(1, len(tokens_of(path)) + 1)}
   assert rows.real.sum() == len(beginnings)
   apart = lay_out(forest, 256, pad_id=PAD, share_trained=False)
-  assert rows.real.sum() <= apart.real.sum() <= sum(leaf.length for tree in forest for leaf in tree.leaves())
+  assert rows.real.sum() <= apart.real.sum() <= sum(len(tokens_of(path)) for path in trained_paths(forest))
   owners = collections.defaultdict(set)
   for node, (row, columns) in apart.places.items():
     for column in columns if node.trained else ():
@@ -197,15 +211,15 @@ def logprobs_on_rows(rows, **changes):
 def assert_exact(forest, rows):
   """Every span has the log-probabilities of its path as a plain causal row."""
   found = logprobs_on_rows(rows)
-  paths = [(leaf, list(leaf.path())) for tree in forest for leaf in tree.leaves()]
+  paths = [(tokens_of(path), path) for path in trained_paths(forest)]
   positions = np.broadcast_to(np.arange(LENGTH), (ROWS, LENGTH))
   for first in range(0, len(paths), ROWS):
     tokens = np.full((ROWS, LENGTH), PAD)
-    for row, (leaf, _) in enumerate(paths[first:first + ROWS]):
-      tokens[row, :leaf.length] = leaf.path_tokens()
+    for row, (own, _) in enumerate(paths[first:first + ROWS]):
+      tokens[row, :len(own)] = own
     values = np.asarray(decoder()(tokens, positions, np.full((ROWS, LENGTH), LENGTH)))
     for row, (_, path) in enumerate(paths[first:first + ROWS]):
-      spans = [rows.places[node] for node in path if node.tokens]
+      spans = [rows.places[node] for node in path]
       places = [(row, column) for row, columns in spans for column in columns.tolist()]
       for t, place in enumerate(places[1:], start=1):
         np.testing.assert_allclose(found[place], values[row, t - 1, tokens[row, t]], rtol=0, atol=1e-5)
@@ -250,7 +264,7 @@ def test_nothing_to_lay_out_is_a_row_of_padding():
 
 def test_a_path_that_does_not_fit_is_an_error():
   with pytest.raises(ValueError, match='a path has 13 tokens, more than the 12'):
-    lay_out([chain(4, 4), chain(4, 4, 5)], 12, pad_id=PAD)
+    lay_out([chain(4, 4), chain(4, 4, 4, 1)], 12, pad_id=PAD)
 
 
 # Loss weights.
