@@ -130,6 +130,9 @@ def architecture(config: ConfigDict) -> DecoderConfig:
 
 
 def _as_run(config: ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
+  if config.sampler.length > model_config.max_position:
+    raise ValueError(f'sampler.length={config.sampler.length} is more than the {model_config.max_position} '
+                     f'positions of model={config.model!r}')
   return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
 
 

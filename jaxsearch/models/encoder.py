@@ -219,9 +219,10 @@ def hash_of(folder: str | pathlib.Path) -> str:
 
 def recipe_of(folder: str | pathlib.Path) -> str:
   """Returns the name in RECIPES that stands in the folder's name or its config.json, or raises ValueError."""
-  path = pathlib.Path(folder)
+  path = pathlib.Path(folder).resolve()
   config = tensor_files.read_json(path / 'config.json')
-  for text in (path.resolve().name, str(config.get('_name_or_path', ''))):
+  is_snapshot = path.parent.name == 'snapshots'  # models--ORG--NAME/snapshots/HASH
+  for text in (path.parents[1].name if is_snapshot else path.name, str(config.get('_name_or_path', ''))):
     named = [name for name in RECIPES if name in text.lower()]
     if len(named) == 1:
       return named[0]

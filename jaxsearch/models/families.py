@@ -92,8 +92,10 @@ def from_hugging_face(path: pathlib.Path, values: Mapping[str, Any] | None = Non
   compute.
   """
   values = read_json(path) if values is None else values
-  key = 'rope_parameters' if values.get('rope_parameters') else 'rope_scaling'
-  rope = values.get(key) or {}
+  own, older = (values.get(key) or {} for key in ('rope_parameters', 'rope_scaling'))
+  if own and older and own != older:
+    raise ValueError(f'{path}: rope_parameters and rope_scaling differ; leave one of them out')
+  key, rope = ('rope_parameters', own) if own else ('rope_scaling', older)
   kind = rope.get('rope_type', rope.get('type', 'default'))
   if kind not in ('default', 'llama3'):
     raise ValueError(f'{path}: {key}.rope_type {kind!r} is not supported; supported are default and llama3')

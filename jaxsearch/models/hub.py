@@ -48,7 +48,19 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
   harmless = HARMLESS + [r'lm_head\.weight'] * config.tie_embeddings
   placed = None if mesh is None else shardings(parameter_axes(config), shapes, mesh)
   dtype = jnp.dtype(param_dtype or dtype)
+  if config.tie_embeddings and not _are_tied(tensors):
+    raise ValueError(f'{path}: tie_word_embeddings is true, but lm_head.weight is another than '
+                     'model.embed_tokens.weight; set it to false in config.json')
   return Decoder(config, params=read_params(tensors, files, shapes, dtype, harmless, placed))
+
+
+def _are_tied(tensors: Tensors) -> bool:
+  """Tells whether a head that a tied checkpoint has besides is its embedding."""
+  head, embedding = (TENSORS[name].name for name in ('unembedding', 'embedding'))
+  if head not in tensors.shapes:
+    return True
+  values = [tensors.read(name, (slice(None), slice(None))) for name in (head, embedding)]
+  return np.array_equal(*values)
 
 
 def architecture(path: str | pathlib.Path) -> DecoderConfig:
@@ -220,7 +232,7 @@ def save_adapter(adapter: dict, folder: str | pathlib.Path, run: Mapping[str, An
   `dataclasses.asdict`) and `reference` (the base's `fingerprint`)."""
   folder = pathlib.Path(folder)
   folder.mkdir(parents=True, exist_ok=True)
-  named = traverse_util.flatten_dict(jax.tree.map(np.asarray, adapter), sep='/')
+  named = traverse_util.flatten_dict(jax.tree.map(np.ascontiguousarray, adapter), sep='/')  # as written
   write_whole(folder / ADAPTER, safetensors.numpy.save(named))
   write_json(folder / RUN, run)
 

@@ -84,7 +84,7 @@ def from_folder(folder: pathlib.Path) -> dict[str, Any]:
   files = {name: read_json(folder / name) for name in beside if (folder / name).is_file()}
   named = without_vocabulary(folder)
   tokens = named.eos_token, named.pad_token, named.bos_token
-  eos, pad, bos = (token and backend.token_to_id(token) for token in tokens)
+  eos, pad, bos = (backend.token_to_id(token) if token else None for token in tokens)
   # transformers' tokenizers have one end token; the configs of the model list all of them
   model = files.get('config.json', {}) | files.get('generation_config.json', {})
   listed = model.get('eos_token_id')

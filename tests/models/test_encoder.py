@@ -135,6 +135,10 @@ def test_the_recipe_is_in_the_name(text_folder, tmp_path):
     recipe_of(text_folder)
   named = text_folder.rename(tmp_path.parent / f'{tmp_path.name}-e5-base-v2')
   assert recipe_of(named) == 'e5'
+  cached = tmp_path.parent / f'{tmp_path.name}-hub' / 'models--BAAI--bge-base-en' / 'snapshots' / f'e5{"0" * 38}'
+  cached.mkdir(parents=True)
+  (cached / 'config.json').write_text('{}')
+  assert recipe_of(cached) == 'bge'  # a hash names nothing
   with pytest.raises(ValueError, match="no recipe 'bert' of an encoder; known: e5, bge, minilm"):
     TextEncoder(named, 'bert')
 

@@ -61,6 +61,8 @@ def test_older_and_newer_rope_keys(rope, read):
   (dict(hidden_act='gelu'), "hidden_act='gelu'"),
   (dict(layer_types=['full_attention', 'sliding_attention']), 'layer_types'),
   (dict(model_type='qwen2', use_sliding_window=True, sliding_window=64, max_window_layers=2), 'use_sliding_window'),
+  (dict(rope_parameters=dict(rope_type='default', rope_theta=1e6), rope_scaling=dict(type='yarn', factor=4.0)),
+   'rope_parameters and rope_scaling differ'),
   (dict(rope_scaling=dict(type='yarn', factor=4.0)), r"rope_scaling\.rope_type 'yarn'"),
   (dict(rope_parameters=dict(rope_type='dynamic')), r"rope_parameters\.rope_type 'dynamic'"),
 ])

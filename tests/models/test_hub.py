@@ -142,6 +142,9 @@ def test_harmless_extras_are_let_through(make_checkpoint, torch_logits):
            'lm_head.weight': theirs.model.embed_tokens.weight.detach().numpy()}
   rewrite(folder, lambda tensors: tensors.update(extra))
   assert relative_error(models.load(folder)(TOKENS), torch_logits(theirs)) < 1e-5
+  rewrite(folder, lambda tensors: tensors.update({'lm_head.weight': -extra['lm_head.weight']}))
+  with pytest.raises(ValueError, match='tie_word_embeddings is true, but lm_head.weight is another'):
+    models.load(folder)
 
 
 # --- saving ---
@@ -190,6 +193,12 @@ def test_what_is_not_finite_is_not_saved(make_checkpoint, tmp_path):
   with pytest.raises(transfer.NotFinite, match=r'out: layers/gate has values that are not finite$'):
     models.save(model, tmp_path / 'out')
   assert not (tmp_path / 'out').exists()
+
+
+def test_an_adapter_is_saved_whatever_the_order_of_its_axes(tmp_path):
+  _, adapter, run = hub.load_adapter(registry.POLICIES['smollm2-wiki'])
+  hub.save_adapter(jax.tree.map(np.asfortranarray, adapter), tmp_path, run)  # as TPUs lay out what is narrow
+  jax.tree.map(np.testing.assert_array_equal, hub.load_adapter(tmp_path)[1], adapter)
 
 
 @pytest.mark.parametrize(('group', 'field', 'value'), [('lora', 'rank', 'x'), ('decoder', 'rope_scaling', 3)])

@@ -125,6 +125,8 @@ def write(folder, **files):
   (dict(special_tokens_map=dict(eos_token=dict(content='<|user|>'), pad_token='<|pad|>')), (2,), 1, None),
   (dict(tokenizer_config=dict(eos_token='<|user|>'), generation_config=dict(eos_token_id=[0, 2])), (2, 0), 2, None),
   (dict(config=dict(eos_token_id=2, pad_token_id=1)), (2,), 1, None),
+  (dict(tokenizer_config=dict(eos_token='', pad_token='', bos_token=''), config=dict(eos_token_id=2, pad_token_id=1)),
+   (2,), 1, None),
   (dict(config=dict(eos_token_id=2), generation_config=dict(eos_token_id=0)), (0,), 0, None),
   ({}, (), 0, None),
 ])

@@ -1,6 +1,6 @@
 """Pallas kernels for attention, for TPUs and GPUs; models/attention.py is their reference.
 
-All of them walk blocks of keys and keep, for each query, the highest score so far, the sum of the weights
+Those of trees walk blocks of keys and keep, for each query, the highest score so far, the sum of the weights
 relative to it, and the weighted sum of the values: `visit`.
 """
 

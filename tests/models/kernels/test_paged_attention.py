@@ -1,4 +1,4 @@
-"""The kernels by interpretation against the dense path; by their real compilers in slow tests. None was run."""
+"""The kernels by interpretation against the dense path; by their real compilers in slow tests."""
 
 import functools
 
