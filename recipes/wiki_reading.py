@@ -61,7 +61,7 @@ def make(documents: Sequence[Document], seed: int, words: int, each: int = 2) ->
     for text, answers, sentence in rng.sample(found, min(each, len(found))):
       step = lookups.Step(entity.passage, entity.name, sentence)
       question = Question('', text, answers, {'source': 'free text'})
-      made[text] = lookups.Lookup(question, (step,), held_out=lookups.held_out(entity.name))
+      made[text] = lookups.Lookup(question, (step,), held_out=entity.held_out)
   every = list(made.values())
   rng.shuffle(every)
   return [lookups.numbered(one, f'reading_{number}') for number, one in enumerate(every)]

@@ -26,7 +26,7 @@ TRAINED = 'reinforcement learning'
 def row_of(path: pathlib.Path) -> dict:
   """Returns figure -> 'benchmark/id' -> value of a result of `jaxsearch bench`."""
   records = results.read_result(path)['predictions']
-  return {figure: {'/'.join(question): round(value, 4) for question, value in of.items()}
+  return {figure: {'/'.join(question[:2]): round(value, 4) for question, value in of.items()}
           for figure in FIGURES for of in [results.by_question(records, figure)]}
 
 

@@ -111,7 +111,9 @@ def name_of(run: sweep.SweepRun, first: sweep.SweepRun) -> str:
 
 
 def row_of(run: sweep.SweepRun) -> dict:
-  """Returns the row of a finished run, which was evaluated at one temperature."""
+  """Returns the row of a finished run, which was evaluated at one temperature; ValueError if its config is
+  another than the grid's."""
+  sweep.check_finished(run)
   rows, steps = sweep_report.evaluations(run), row_files.read(run.out / 'metrics.jsonl')
   explained = [round(step[EXPLAINED], 4) for step in steps if EXPLAINED in step]
   return row_from(rows, sweep_report.tokens_spent(run, rows).tolist()) | (

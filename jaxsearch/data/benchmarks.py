@@ -29,6 +29,8 @@ from jaxsearch.data.tables import STATE, question_of_row
 from jaxsearch.rewards.match import read_number
 
 FINQA_TOLERANCE = 0.01  # relative
+SPLITS = ('test', 'dev', 'validation')  # the first that is there, as Search-R1 evaluates
+WITH_ANSWERS = SPLITS[1:] + SPLITS[:1]  # of those whose authors keep the answers of the test split
 Path = str | os.PathLike
 Passages = Iterator[tuple[str, str]]  # title, text
 
@@ -43,6 +45,7 @@ class Source:
     passages: yields those that a row prints.
     names: of its folder or of the beginning of its files; the first names the benchmark.
     files: of its authors.
+    splits: the first that is there is taken.
     reads_tables: whether `rows` reads tables too.
   """
   rows: Callable[[Path], Iterator[tuple[str, dict]]]
@@ -50,6 +53,7 @@ class Source:
   passages: Callable[[dict], Passages] | None = None
   names: tuple[str, ...] = ()
   files: tuple[str, ...] = ()
+  splits: tuple[str, ...] = SPLITS
   reads_tables: bool = False
 
 
@@ -76,7 +80,7 @@ def _hotpotqa(row: dict) -> dict:
   facts = _pairs(row['supporting_facts'])
   metadata = {'type': row['type'], 'gold_titles': _once(title for title, _ in facts),
               'supporting_facts': facts}
-  return {'id': row.get('_id') or row['id'], 'question': row['question'], 'answer': row['answer'],
+  return {'id': row.get('_id') or row.get('id'), 'question': row['question'], 'answer': row['answer'],
           'metadata': metadata}
 
 
@@ -184,11 +188,11 @@ SOURCES = {
   'triviaqa': Source(functools.partial(read_array, key='Data'), _triviaqa, names=('triviaqa',),
                      files=('unfiltered-web-dev.json', 'triviaqa-unfiltered/unfiltered-web-dev.json')),
   'popqa': Source(functools.partial(_csv, delimiter='\t'), names=('popqa',), files=('popQA.tsv',)),
-  'hotpotqa': Source(read_array, _hotpotqa, _hotpotqa_passages, names=('hotpotqa',),
+  'hotpotqa': Source(read_array, _hotpotqa, _hotpotqa_passages, names=('hotpotqa',), splits=WITH_ANSWERS,
                      files=('hotpot_dev_distractor_v1.json', 'hotpot_dev_fullwiki_v1.json')),
   '2wiki': Source(read_array, _hotpotqa, _hotpotqa_passages, names=('2wikimultihopqa', '2wiki'),
-                  files=('2wikimultihop/dev.json', 'data_ids_april7/dev.json')),
-  'musique': Source(read_records, _musique, _musique_passages, names=('musique',),
+                  splits=WITH_ANSWERS, files=('2wikimultihop/dev.json', 'data_ids_april7/dev.json')),
+  'musique': Source(read_records, _musique, _musique_passages, names=('musique',), splits=WITH_ANSWERS,
                     files=('musique_ans_v1.0_dev.jsonl', 'data/musique_ans_v1.0_dev.jsonl')),
   'bamboogle': Source(_csv, lambda row: {'question': row['Question'], 'answer': row['Answer']},
                       names=('bamboogle',), files=('Bamboogle Prerelease - Sheet1.csv',)),
@@ -199,7 +203,6 @@ SOURCES = {
   'finqa_search': Source(read_array, functools.partial(_finqa, search=True)),
 }
 BENCHMARKS = {source.names[0]: name for name, source in SOURCES.items() if source.names}  # -> source
-SPLITS = ('test', 'dev', 'validation')  # the first that is there, as Search-R1 evaluates
 
 
 def read_questions(source: str, path: Path) -> list[Question]:
@@ -255,10 +258,10 @@ def find(name: str, folder: Path) -> str:
   source = BENCHMARKS.get(name, name)
   if source not in BENCHMARKS.values():
     raise ValueError(f'no benchmark is called {name!r}; there are {", ".join(BENCHMARKS)}')
-  stems, files = SOURCES[source].names, SOURCES[source].files
+  stems, files, splits = SOURCES[source].names, SOURCES[source].files, SOURCES[source].splits
   name = stems[0]
   endings = ('.jsonl', '.jsonl.gz', '.json', '.parquet', '')
-  places = [''.join(parts) for parts in itertools.product(stems, '/_', SPLITS, endings)]
+  places = [''.join(parts) for parts in itertools.product(stems, '/_', splits, endings)]
   places += [stem + ending for stem in stems for ending in endings]
   places += [*files, *(f'{stem}/{file}' for stem in stems for file in files)]
   places += [f'{split}.parquet' for split in SPLITS if not SOURCES[source].reads_tables]
@@ -268,7 +271,7 @@ def find(name: str, folder: Path) -> str:
       is_table = path.is_dir() or path.suffix == '.parquet'
       flashrag = not SOURCES[source].reads_tables if is_table else _is_flashrag(path)
       return str(path) if flashrag else f'{source}:{path}'
-  raise FileNotFoundError(f'{folder}: no {name} in it, such as {name}/{SPLITS[0]}.jsonl or {name}.jsonl')
+  raise FileNotFoundError(f'{folder}: no {name} in it, such as {name}/{splits[0]}.jsonl or {name}.jsonl')
 
 
 def _is_flashrag(path: pathlib.Path) -> bool:

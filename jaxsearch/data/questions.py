@@ -58,7 +58,7 @@ def texts(golds: Any) -> list[str]:
       return list(dict.fromkeys([*texts(value), *texts(golds.get('aliases'))]))
     case list():
       return [text for gold in golds for text in texts(gold)]
-    case None:
+    case None | '<unk>':  # what splits without answers have for them
       return []
   return [str(golds)]
 

@@ -159,7 +159,7 @@ def averages(benchmarks: Iterable[str]) -> dict[str, list[str]]:
 
 
 def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
-           closed_book: Mapping[tuple[str, str], float] | None = None) -> dict[str, Any]:
+           closed_book: Mapping[tuple[str, str, str], float] | None = None) -> dict[str, Any]:
   """Returns {'benchmarks': {name: figures}, 'macro': figures, 'hops': {kind of `HOPS`: figures}} of records.
 
   Records also have a `benchmark` and a `sample`, the number of the answer to the question. Figures are those
@@ -168,7 +168,7 @@ def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
 
   Args:
     in_corpus: golds that the corpus holds. Adds share_in_corpus, and em_in_corpus over those questions.
-    closed_book: (benchmark, id) -> whether the question is answered right without a search (0 to 1, right
+    closed_book: (benchmark, id, question) -> whether it is answered right without a search (0 to 1, right
       from one half). Adds needless_searches, the share that searched of the questions so answered,
       missing_searches, the share that did not of the others, and em_closed_book.
   """
@@ -209,7 +209,7 @@ def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_b
   if in_corpus is not None:
     row['share_in_corpus'] = float(any(gold in in_corpus for gold in first['golden_answers']))
     row |= {'em_in_corpus': row['em']} if row['share_in_corpus'] else {}
-  known = (closed_book or {}).get((first['benchmark'], first['id']))
+  known = (closed_book or {}).get(tuple(first[name] for name in ('benchmark', 'id', 'question')))
   if known is not None:
     searched = float(np.mean([record['searches'] > 0 for record in samples]))
     row['em_closed_book'] = known

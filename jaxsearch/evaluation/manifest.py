@@ -61,7 +61,8 @@ def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], age
     'method': config.method, 'metric': METRIC, 'corpus': {'name': corpus, 'sha256': corpus_hash},
     'index': search, 'k': config.search.topk, 'questions': {one.name: _about(one) for one in sets},
     'turns': next((grow[name] for name in TURNS if name in grow), None),
-    'decoding': dataclasses.asdict(sampling) | {'samples': samples},
+    # Nothing is truncated; older results say so too.
+    'decoding': dataclasses.asdict(sampling) | {'top_p': 1.0, 'top_k': 0, 'samples': samples},
     'limits': {'context': config.sampler.length, 'max_tokens': grow.get('max_tokens')},
     'prompt': prompt_hash(agent, grow),
     'tokenizer': {'size': tokenizer.vocab_size, 'sha256': _digest([tokenizer.backend.to_str()])},
@@ -85,12 +86,14 @@ def prompt_hash(agent: Agent, grow: Mapping[str, Any]) -> str:
   return _digest(prompts)
 
 
-def weights(path: str) -> dict[str, Any]:
-  """Identifies weights by path, size and time of their last change (not those of a run folder)."""
+def weights(path: str, step: int | None = None) -> dict[str, Any]:
+  """Identifies weights by path, size and time of their last change; those of a run's `step` without size."""
   folder = pathlib.Path(path)
   files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
+  of_run = folder / 'checkpoints' / str(step), folder.parent / str(step)
+  saved = [place.stat() for place in of_run if place.is_dir()]
   return {'path': path, 'bytes': sum(file.st_size for file in files),
-          'modified': max((file.st_mtime for file in files), default=None)}
+          'modified': max((file.st_mtime for file in (*files, *saved)), default=None)}
 
 
 def hash_of(name: str) -> str | None:

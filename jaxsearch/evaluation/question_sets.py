@@ -52,12 +52,15 @@ def load(config: ml_collections.ConfigDict, name: str, folder: str = '',
 
 def present(folder: str) -> list[str]:
   """Returns the benchmarks that a folder has."""
-  names = []
+  names, found = [], []
   for name in benchmarks.BENCHMARKS:
     with contextlib.suppress(FileNotFoundError):
-      benchmarks.find(name, folder)
+      found.append(benchmarks.find(name, folder))
       names.append(name)
-  return names
+  within = {path: {one.metadata.get('source') for one in sources.load_questions(path)}  # a table of several
+            for path in set(found) if found.count(path) > 1}
+  return [name for name, path in zip(names, found) if path not in within
+          or within[path].intersection(benchmarks.SOURCES[benchmarks.BENCHMARKS[name]].names)]
 
 
 def corpus_beside(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], folder: str) -> str:

@@ -89,8 +89,8 @@ def records_of(rows: Sequence[Mapping]) -> collections.defaultdict[int, dict[str
   return records
 
 
-def read_closed_book(path: str) -> dict[tuple[str, str], float]:
-  """Returns (benchmark, id) -> EM of a result of bench by an agent that never searched.
+def read_closed_book(path: str) -> dict[tuple[str, str, str], float]:
+  """Returns (benchmark, id, question) -> EM of a result of bench by an agent that never searched.
 
   Raises DataError for another.
   """
@@ -100,10 +100,10 @@ def read_closed_book(path: str) -> dict[tuple[str, str], float]:
   return by_question(result['predictions'], 'em')
 
 
-def by_question(records: Sequence[Mapping[str, Any]], figure: str) -> dict[tuple[str, str], float]:
-  """Returns (benchmark, id) -> the mean of a figure over the answers to a question, where they have it."""
+def by_question(records: Sequence[Mapping[str, Any]], figure: str) -> dict[tuple[str, str, str], float]:
+  """Returns (benchmark, id, question) -> the mean of a figure over its answers, where they have it."""
   values = collections.defaultdict(list)
   for record in records:
     if figure in record:
-      values[record['benchmark'], record['id']].append(record[figure])
+      values[record['benchmark'], record['id'], record['question']].append(record[figure])
   return {question: float(np.mean(of)) for question, of in values.items()}

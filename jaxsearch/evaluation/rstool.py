@@ -25,6 +25,7 @@ from jaxsearch.sampler.assistants import Assistant, first_requests
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import GREEDY, SERVICES, Sampling, one_line, shorten
 from jaxsearch.tools import SearchBackend
+from jaxsearch.tools.calls import paid
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import spans
 
@@ -114,8 +115,10 @@ def answer(agent: Agent, reader: Reader, questions: Sequence[Question], key, kep
     on_progress(len(questions) - len(missing) + start, len(questions), {})
     asked = missing[start:start + PER_REQUEST]
     found = [evidence_of(kept.records[number]) for number in asked]
+    before, earlier = getattr(search, 'paid', 0), kept.records[asked[0]]
     replies = ask_reader(reader, [questions[number] for number in asked],
                          [one['evidence'] for one in found], search, topk)
+    replies[0] |= {name: cost + earlier.get(name, 0) for name, cost in paid(search, before).items()}
     kept.add({number: one | reply for number, one, reply in zip(asked, found, replies)})
   on_progress(len(questions), len(questions), {})
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxsearch.evaluation import plots, verdicts
 from jaxsearch.evaluation.figures import MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
 from jaxsearch.evaluation.plots import STEP, TOKENS
-from jaxsearch.evaluation.sweep import SweepRun, finished
+from jaxsearch.evaluation.sweep import SweepRun, check_finished, finished
 from jaxsearch.evaluation.tables import escaped, layout
 from jaxsearch.files import write_whole
 from jaxsearch.training.row_files import read as read_rows
@@ -69,6 +69,8 @@ def write(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> pathli
 def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict:
   """Returns the content of table.json. A figure's name is that of a cost, or SCORE@TEMPERATURE ('em@0.0')."""
   done = [run for run in runs if finished(run)]
+  for run in done:
+    check_finished(run)
   values = {name: {run.seed: figures(run) for run in done if run.variant == name} for name in config.variants}
   baseline, variants = values[config.baseline], {}
   for name, by_seed in values.items():

@@ -126,6 +126,8 @@ def standard_error(of: Spread, seeds: int, questions: int) -> tuple[float, float
 def power(difference: float, of: Spread, seeds: int, questions: int) -> float:
   """Returns the chance that `estimate` finds a difference at 5 %, two-sided."""
   error, freedom = standard_error(of, seeds, questions)
+  if not error:
+    return float(difference != 0)
   away, limit = difference / error, stats.t.ppf(0.975, freedom)
   return float(stats.nct.sf(limit, freedom, away) + stats.nct.cdf(-limit, freedom, away))
 

@@ -7,7 +7,7 @@ from jaxsearch.evaluation import figures
 
 
 def record(benchmark, name, em, searches=1, sample=0, golds=('a',)):
-  return {'benchmark': benchmark, 'id': name, 'sample': sample, 'em': em, 'f1': em, 'em_f1': em,
+  return {'benchmark': benchmark, 'id': name, 'question': f'{name}?', 'sample': sample, 'em': em, 'f1': em, 'em_f1': em,
           'em_substring': em, 'answer_recall': 0, 'searches': searches, 'model_calls': 1, 'tokens': 5,
           'prediction': 'a' if em else 'b', 'golden_answers': list(golds)}
 
@@ -28,7 +28,7 @@ def test_means_are_over_questions_then_over_benchmarks():
 def test_needless_and_missing_searches():
   searches = {'1': (1.0, 2), '2': (1.0, 0), '3': (0.0, 0), '4': (1.0, 1), '5': (1.0, 1), '6': (1.0, 0)}
   records = [record('nq', name, em, searches=number) for name, (em, number) in searches.items()]
-  known = {('nq', name): float(name in '12') for name in '12345'}
+  known = {('nq', name, f'{name}?'): float(name in '12') for name in '12345'}
   nq = figures.scores(records, closed_book=known)['benchmarks']['nq']
   assert nq['needless_searches'] == 1 / 2 and nq['missing_searches'] == pytest.approx(1 / 3)
   assert nq['em_closed_book'] == 2 / 5

@@ -1,5 +1,7 @@
 """Hashes of files and of prompts."""
 
+import os
+
 from configs import quickstart
 from jaxsearch import setup
 from jaxsearch.evaluation import manifest
@@ -25,6 +27,15 @@ def test_a_file_with_the_name_of_the_world_is_not_hashed(tmp_path, monkeypatch):
     (tmp_path / name).write_text('mine')
   assert manifest.hash_of('world') is None and manifest.hash_of('world:test') is None
   assert len(manifest.hash_of('./world')) == 64
+
+
+def test_a_run_that_was_trained_again_has_other_weights(tmp_path):
+  saved = tmp_path / 'checkpoints' / '7'
+  saved.mkdir(parents=True)
+  before = [manifest.weights(str(path), 7) for path in (tmp_path, saved)]
+  os.utime(saved, (1, 1))
+  after = [manifest.weights(str(path), 7) for path in (tmp_path, saved)]
+  assert before[0] != after[0] and before[1] != after[1]
 
 
 def test_prompts_are_told_apart(tmp_path):

@@ -37,6 +37,7 @@ def test_one_file_with_several_benchmarks(tmp_path):
     assert question.question == asked
   with pytest.raises(DataError, match='no question of popqa in it, but of 2wikimultihopqa, hotpotqa, nq'):
     question_sets.load(config, 'popqa', str(tmp_path))
+  assert question_sets.present(str(tmp_path)) == ['nq', 'hotpotqa', '2wikimultihopqa']
 
 
 def test_the_world_is_a_benchmark_with_its_own_corpus(tmp_path):

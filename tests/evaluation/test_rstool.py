@@ -115,6 +115,19 @@ def test_three_ways_of_asking():
   assert prompts[8] == prompts[2]  # no evidence: asked alone
 
 
+def test_the_searches_of_the_reader_are_paid_too(monkeypatch):
+  search, kept = Passages(), answers.Kept(None, {}, 3)
+  search.paid, search.price = 2, 0.5  # by the agent
+  search.search = lambda queries, topk: setattr(search, 'paid', search.paid + len(queries)) or [[]] * len(queries)
+  kept.add({number: one | {'searches_paid': 1} for number, one in enumerate(FOUND)})
+  monkeypatch.setattr(rstool.answers, 'answer', lambda *_, **__: None)
+  monkeypatch.setattr(rstool, 'evidence_of', lambda record: {'evidence': record['evidence']})
+  rstool.answer(None, rstool.Reader(places, 'r_search'), QUESTIONS, None, kept, sampling=None, search=search, topk=2,
+                on_progress=lambda *_: None)
+  assert [(record['searches_paid'], record.get('searches_cost')) for record in kept.all()] == [
+    (4, 1.5), (1, None), (1, None)]
+
+
 def test_a_question_is_searched_in_the_passages_of_its_source():
   opened = {}
   search = SearchBySource(lambda source: opened.setdefault(source, Passages()))

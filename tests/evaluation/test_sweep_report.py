@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from jaxsearch.config_check import to_saved
 from jaxsearch.evaluation import sweep, sweep_report
 
 SAMPLED = {'Full': (0.40, 0.50, 0.45), 'Auto': (0.52, 0.58, 0.60)}  # EM after training of each seed
@@ -33,6 +34,7 @@ def write_run(run, em, tokens, compiled=(1,)):
   tests = [{'step': step, 'temperature': temperature, 'em': value - 0.1 * (temperature == 0),
             'f1': value + 0.05, 'searches': 1 + value, 'n': 50, 'samples': []}
            for step, value in ((0, 0.2), (2, (0.2 + em) / 2), (STEPS, em)) for temperature in (1.0, 0.0)]
+  (run.out / 'config.json').write_text(json.dumps(to_saved(run.config)))
   for name, lines in (('metrics', rows), ('evaluations', tests)):
     (run.out / f'{name}.jsonl').write_text(''.join(json.dumps(line) + '\n' for line in lines))
 
@@ -106,6 +108,12 @@ def test_unfinished_runs_are_left_out_and_named(config, runs):
     assert part in text
   alone = sweep_report.table(sweep_report.summary(config, [run for run in runs if run.variant == 'Auto']))
   assert '| Auto (2) |' in alone and 'Differences' not in alone  # before the baseline is finished
+
+
+def test_runs_of_another_config_are_refused(config, runs):
+  config.common['loss.clip_low'] = 0.3
+  with pytest.raises(ValueError, match='loss.clip_low was 0.2, now it is 0.3'):
+    sweep_report.summary(config, sweep.plan(config))
 
 
 def test_curves(runs):

@@ -68,6 +68,7 @@ def test_power_is_that_of_the_t_test():
   by_seed = np.array([[-1.0], [0], [1]]) * np.ones(100)
   assert verdicts.seeds_needed(by_seed, 0.5) == 34
   assert verdicts.seeds_needed(by_seed.T, 0.01) is None  # more seeds do not help where questions differ
+  assert verdicts.seeds_needed(0 * by_seed, 0.5) == 2  # nothing spreads
   assert verdicts.seeds_needed(by_seed[:, :1], 0.5) is None  # nor can one question tell
 
 

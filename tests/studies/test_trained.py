@@ -6,6 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
+from jaxsearch.config_check import to_saved
 from jaxsearch.evaluation import verdicts
 from studies import trained
 
@@ -22,6 +23,7 @@ def finish(tmp_path, monkeypatch):
     run = next(run for run in plans[table] if (run.variant, run.seed) == (variant, seed))
     steps = run.config.steps
     (run.out / 'checkpoints' / str(steps)).mkdir(parents=True)
+    (run.out / 'config.json').write_text(json.dumps(to_saved(run.config)))
     write = lambda name, rows: (run.out / name).write_text(''.join(json.dumps(row) + '\n' for row in rows))
     total = np.interp(np.arange(steps + 1), (0, steps // 2, steps), (0, *spent))
     write('metrics.jsonl', [{'step': step, 'tokens_decoded': tokens, 'tokens_prefilled': 0, **metrics}
