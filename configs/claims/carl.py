@@ -9,10 +9,11 @@
     jaxsearch critic-warmup $WARM $EVERY --config.out=runs/claims/carl/critic_of_tokens
     jaxsearch sweep --config configs/claims/carl.py
 
-The policy of the bed (`python -m recipes beds tiers exchanged --config.out=runs/beds`) knows 60 countries by heart, tier 2, and calls its tool on
-them too; two of five contexts lose what was found, so that a needless call can hurt. All rows have CARL's rollouts, updates and
-rates, no KL penalty and no entropy bonus. They differ in what a token is credited with, and how the loss is averaged. PPO reads V
-before every token, so its critic learned there, for as many updates; warm-ups train the head of the critic alone.
+The policy of the bed (`python -m recipes beds tiers exchanged --config.out=runs/beds`) knows 60 countries by heart, tier 2, and
+calls its tool on them too; two of five contexts lose what was found, so that a needless call can hurt. All rows have CARL's
+rollouts, updates and rates, no KL penalty and no entropy bonus. They differ in what a token is credited with, and how the loss is
+averaged; the control learns from the answers of other questions. PPO reads V before every token, so its critic learned there, for
+as many updates; warm-ups train the head of the critic alone.
 """
 
 import ml_collections
