@@ -240,7 +240,7 @@ def decode(args, results: Results) -> None:
     slots = segment.idle_slots(len(paths))
     slots.lengths[:], slots.temperature[:], slots.remaining[:] = length, 1.0, 2 * engine.segment_steps
     key, steps = engine.put(jax.random.key(0)), engine.segment_steps
-    decode = lambda: engine.decode(paths, slots, key, engine.slots, steps)()
+    decode = lambda: engine.decode(paths, slots, key, engine.slots, steps)
     assert (decode()[2] == engine.segment_steps).all()
     times = timed(decode, per=engine.segment_steps)
     moved = weights + len(paths) * (length + engine.segment_steps / 2) * entry

@@ -135,7 +135,8 @@ Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each dev
 
 `state` (parameters of policy, reference and critic, moments) always lies on a device, `sampler` (its weights and
 cache) while it samples (`sampler.release`). `update` and `critic` are what updating the policy and the critic adds;
-all other programs add less. `share` is the largest sum as a share of the device.
+all other programs add less. `share` is the largest sum as a share of the device; other models there (`reader`,
+`classifier`, `refiner`, `judge.kind='local'`, `search.writer='model'`) are not counted.
 
 Decoding reads each slot's own length: slots are planned as long as they are on average. Samplers of
 several TPU hosts are compiled for one host's slice.

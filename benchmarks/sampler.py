@@ -9,8 +9,8 @@
 
 Lockstep (default): 16 rollouts, a prompt of 64 tokens, then T turns of 32 generated and 96 observation tokens (or --shape), a
 Qwen2.5 of 8 layers and width 512 in float32 (or --preset and --dtype) with random weights. Sampling at temperature 1 with stop
-strings, forbidden tokens and log-probabilities on. Each peer does the same rollouts in its own process (sampler_peers.py), one
-after the other.
+strings and log-probabilities on, and without an end token. Each peer does the same rollouts in its own process
+(sampler_peers.py), one after the other.
 Ragged: 64 rollouts of 1 to 6 turns of 8 to 64 tokens on 16 slots, with continuous batching and, for comparison, in batches of
 16 that wait for their slowest rollout at every turn.
 Text: rollouts on N slots with a real tokenizer (tokenizer.json, GGUF file or folder) and its whole vocabulary. The policy says
@@ -54,7 +54,6 @@ from jaxsearch.trees.tree import Role
 CONFIG = DecoderConfig(vocab_size=8192, hidden_size=512, intermediate_size=1408, num_layers=8, num_heads=8, num_kv_heads=2,
                        head_dim=64, rope_theta=1e6, qkv_bias=True, tie_embeddings=True)
 SLOTS, PROMPT, GENERATED, OBSERVED = 16, 64, 32, 96
-END = 0  # forbidden, so that every span gets its full length
 STOP = ('</search>', '</answer>')
 IDS = 4096  # of the random tokens, which every vocabulary has
 NEVER = ('</research>', '</answers>')  # no text has these, and most of their tokens are those of STOP
@@ -62,7 +61,7 @@ NEVER = ('</research>', '</answers>')  # no text has these, and most of their to
 
 class Words:
   """The least tokenizer that the sampler accepts."""
-  eos_ids, pad_id, special_tokens, vocab_size = (END,), END, (), CONFIG.vocab_size
+  eos_ids, pad_id, special_tokens, vocab_size = (), 0, (), CONFIG.vocab_size  # no end, so that every span gets its full length
 
   def pieces(self, size):
     return [b'>' if i % 64 == 63 else b' word%d' % i for i in range(size)]
@@ -89,7 +88,7 @@ def chain(tree, rng, lengths, search):
   """Spans of the given lengths with observations of random tokens between them."""
   node = tree.root.append(rng.integers(1, IDS, PROMPT).tolist(), Role.PROMPT)
   for turn, length in enumerate(lengths):
-    node = yield Generate(node, stop=STOP, max_tokens=int(length), forbid=(END,))
+    node = yield Generate(node, stop=STOP, max_tokens=int(length))
     if turn + 1 < len(lengths):
       if search:
         yield Search(node, 'query')
@@ -326,7 +325,7 @@ def text(args, _):
     'ragged_steps_per_segment': metrics['steps'] / metrics['segments'], 'idle_share': metrics['idle_share'],
     'tokens_per_span': metrics['tokens_decoded'] / len(spans), 'stopped_share': np.mean([span.stop in STOP for span in spans]),
     'slots': args.slots, 'vocabulary': config.vocab_size, 'automaton_seconds': automaton_seconds,
-    'table_mbytes': engine._tables.following.nbytes / 1e6,
+    'table_mbytes': engine._following.nbytes / 1e6,
   }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
     params, batch, config=config, temperature=1.0, chunk=1024, clip_low=0.2, clip_high=0.2, dual_clip=None,
     kl_coef=0.04, entropy_coef=0.0)
   optimizer, update = training.make_update(loss_fn, params, optim, 1, mesh=mesh, dtype=config.dtype)
-  batch = batches.place(batches.make_batch(rows, micro_rows, ref=True), mesh)
+  batch = batches.place(batches.make_batch(rows, micro_rows), mesh)
   batch = dataclasses.replace(batch, ref_logprobs=batch.sampler_logprobs)
   return update, states.create_state(params, optimizer, mesh), batch, 1 - rows.fill
 

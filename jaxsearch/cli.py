@@ -1,13 +1,15 @@
 """Runs the command line, `jaxsearch COMMAND --config NAME --config.key=value`.
 
 A mistake that the user can mend, in a flag, a file or a value, ends in one line and exit status 2; a run that
-cannot go on, and one that is out of memory, in one line and 1; one whose servers do not answer in one and 3;
-Ctrl-C in one and 130. `--traceback` shows where it arose. The commands import JAX, `--help` does not.
+cannot go on, and one that is out of memory, in one line and 1, or 75 if its disk or network failed; one whose
+servers do not answer in one and 3; Ctrl-C in one and 130. Any other error ends in a traceback and 70.
+`--traceback` shows where an error arose. The commands import JAX, `--help` does not.
 """
 
 import os
 import pathlib
 import sys
+import traceback
 
 from jaxsearch import __version__, flags
 from jaxsearch.commands import COMMANDS, GROUPS, replaced_fields, saved_config
@@ -42,9 +44,12 @@ def main(argv: list[str] | None = None) -> int:
       os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
       return 0
     status, line = explain(error)
-    if '--traceback' in arguments or not status:
-      raise
-    print(f'jaxsearch: {line}', file=sys.stderr)
+    if '--traceback' in arguments or not line:
+      traceback.print_exc()
+    else:
+      print(f'jaxsearch: {line}', file=sys.stderr)
+    if meshes := sys.modules.get('jaxsearch.parallel.mesh'):
+      meshes.end_alone(status)
     return status
 
 
@@ -82,7 +87,7 @@ def summary(group: str) -> str:
 
 
 def explain(error: BaseException) -> tuple[int, str]:
-  """Returns the exit status and a line for the person; (0, '') for an error of the program itself."""
+  """Returns the exit status and a line for the person; (70, '') for an error of the program itself."""
   if isinstance(error, KeyboardInterrupt):
     return 130, 'interrupted'
   if memory.ran_out(error):
@@ -90,13 +95,13 @@ def explain(error: BaseException) -> tuple[int, str]:
   from jaxsearch.tools.http_client import RequestError
   servers = isinstance(error, RequestError)
   if not isinstance(error, (OSError, ValueError, ImportError, RunStopped, RequestError, memory.OutOfMemory)):
-    return 0, ''
+    return 70, ''
   text = str(error)
   if isinstance(error, OSError) and error.filename is not None:
     text = f'{error.filename}: {error.strerror}'
   printable = ''.join(letter if letter.isprintable() else ' ' for letter in text)  # nothing steers a terminal
-  status = 3 if servers else 1 if isinstance(error, (RunStopped, memory.OutOfMemory)) else 2
-  return status, ' '.join(printable.split())
+  status = error.status if isinstance(error, RunStopped) else 1 if isinstance(error, MemoryError) else 2
+  return 3 if servers else status, ' '.join(printable.split())
 
 
 if __name__ == '__main__':

@@ -144,8 +144,7 @@ def _finish(flags, result: dict, shown: dict) -> None:
 ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right',
              'data', 'search', 'tools', 'python', 'sampler', 'reader', 'classifier', 'model',
              'optim.master_weights')
-REPLACED = {'eval.number', 'eval.temperatures', 'data.questions', 'sampler.temperature', 'sampler.top_p',
-            'sampler.top_k'}
+REPLACED = {'eval.number', 'eval.temperatures', 'data.questions', 'sampler.temperature'}
 
 
 def _ignored(flags, source: str) -> list[str]:

@@ -33,7 +33,8 @@ OUT = flag('--out', 'JSONL file to write', place(), required=True)
 
 @command('quickstart', examples=(
   '--config quickstart --config.out=runs/mine',
-  '--config search_r1_grpo --config.data.questions=F.jsonl --config.data.corpus=F.jsonl --config.steps=100'))
+  '--config search_r1_grpo --config.data.questions=F.jsonl --config.data.corpus=F.jsonl '
+  '--config.eval.questions=F.jsonl'))
 def train(config, _) -> None:
   """Train a policy by reinforcement learning; rerun the same command to resume.
 
@@ -239,7 +240,8 @@ def plan(config, flags) -> None:
   made = plan.plan(config, target, say, **workload) | {'target': flags.target}
   for line in plan.lines(made, target):
     print(line)
+  write_result(flags.out, made)
   if flags.search:
     made['largest'] = plan.search(config, target, say)
-  write_result(flags.out, made)
+    write_result(flags.out, made)
   print(json.dumps(plan.short(made)))

@@ -9,12 +9,13 @@ changing the parallel layout means editing `AXIS_TO_MESH`. transfer.py moves arr
 import functools
 import math
 import os
+import sys
 import time
 from collections.abc import Iterable, Sequence
 
 import jax
 import numpy as np
-from jax._src import compilation_cache, compiler  # no public names
+from jax._src import compilation_cache, compiler, distributed  # no public names
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -69,6 +70,20 @@ def _compile_and_write(compile_program, backend, computation, devices, options, 
   return executable
 
 
+def end_alone(status: int) -> None:
+  """Ends this process, which has failed, at once, unless all of the job fail within five seconds.
+
+  JAX would keep it for five minutes, with signs of life, until the others end too.
+  """
+  if jax.distributed.is_initialized():
+    try:
+      distributed.global_state.client.wait_at_barrier('jaxsearch/failed', 5000)
+    except jax.errors.JaxRuntimeError:
+      sys.stdout.flush()
+      sys.stderr.flush()
+      os._exit(status)
+
+
 def notices_preemption() -> bool:
   """Tells whether JAX waits for SIGTERM here, for `multihost_utils.reached_preemption_sync_point`."""
   return jax.distributed.is_initialized() and jax.config.jax_enable_preemption_service
@@ -101,7 +116,8 @@ def arranged(devices: Sequence[jax.Device], data: int, fsdp: int, tensor: int) -
   """Returns the devices [data, fsdp, tensor] so that those that talk most are nearest to each other.
 
   GPUs go by host: XLA numbers their hosts as slices, but `fsdp` may go across them. Between slices of TPUs
-  only `data` is split; within one JAX follows the links. Raises ValueError where `data` is not as many.
+  only `data` is split; within one JAX follows the links, unless hosts would share parts of a batch: then they
+  go by host too. Raises ValueError where `data` is not as many.
   """
   if devices[0].platform != 'tpu':
     return by_host(devices).reshape(data, fsdp, tensor)
@@ -111,8 +127,13 @@ def arranged(devices: Sequence[jax.Device], data: int, fsdp: int, tensor: int) -
                      'them')
   within, options = (data // slices, fsdp, tensor), {'allow_split_physical_axes': True}
   if slices == 1:
-    return mesh_utils.create_device_mesh(within, devices, **options)
-  return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, **options)
+    grid = mesh_utils.create_device_mesh(within, devices, **options)
+  else:
+    grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, **options)
+  if all(len({device.process_index for device in part}) == 1 for part in grid.reshape(-1, tensor)):
+    return grid
+  ordered = sorted(by_host(devices), key=lambda device: getattr(device, 'slice_index', 0))
+  return np.array(ordered).reshape(grid.shape)
 
 
 def by_host(devices: Iterable[jax.Device]) -> np.ndarray:

@@ -37,14 +37,12 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
 
   `workload`: see `step.work`.
   """
-  engine, config = config.sampler.engine, programs.changed(config, {'sampler': {'engine': 'jax'}})
-  devices, rows = target.devices(), config.train.micro_rows
-  parts = meshes.batch_size(meshes.make_mesh(**config.mesh, devices=devices))
-  if rows % parts:
-    config = programs.changed(config, {'train': {'micro_rows': -(-rows // parts) * parts}})
-    say(f'train.micro_rows={rows} does not split over {parts} devices, '
-        f'planned with {config.train.micro_rows}')
+  engine, rows, devices = config.sampler.engine, config.train.micro_rows, target.devices()
+  config = adjusted(config, devices)
   run = programs.of_config(config, devices)
+  if config.train.micro_rows != rows:
+    say(f'train.micro_rows={rows} does not split over {meshes.batch_size(run.mesh)} devices, '
+        f'planned with {config.train.micro_rows}')
   shares, work = programs.share(config, run), step.work(config, **workload)
   compiled, moved, figures = {}, {}, {}
   for name, program in run.programs.items():
@@ -84,6 +82,13 @@ def plan(config: ml_collections.ConfigDict, target: targets.Target, say: Callabl
     'decode_traffic': figures['decode']['each']['bytes'] / live,
     'fits': highest <= limit, 'bytes_per_device': highest, 'share': highest / target.device.memory,
     'advice': '' if highest <= limit else advice(config, run, needs, limit)}
+
+
+def adjusted(config: ml_collections.ConfigDict, devices: list[jax.Device]) -> ml_collections.ConfigDict:
+  """Returns the config with our own sampler, and with micro-batches that split over the devices."""
+  parts = meshes.batch_size(meshes.make_mesh(**config.mesh, devices=devices))
+  rows = -(-config.train.micro_rows // parts) * parts
+  return programs.changed(config, {'sampler': {'engine': 'jax'}, 'train': {'micro_rows': rows}})
 
 
 def servers(phases: dict[str, float], devices: int) -> int:
@@ -182,6 +187,7 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
   By bisection up to the chains of a host, or 4096, and up to 1024: compiles programs up to ten times.
   """
   devices, limit = target.devices(), POOL * target.device.memory
+  config = adjusted(config, devices)
   run = programs.of_config(config, devices)
 
   def largest(group, field, names, multiple, most):

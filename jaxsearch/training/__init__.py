@@ -3,3 +3,4 @@
 
 class RunStopped(RuntimeError):
   """The run cannot usefully go on; the message says why. The command line names it without importing JAX."""
+  status = 1  # of the command

@@ -17,6 +17,7 @@ at any point; the run then resumes from the newest checkpoint, and rows after it
 """
 
 import contextlib
+import errno
 import gc
 import json
 import os
@@ -54,6 +55,10 @@ FREE_FIELDS = (
   'second_judge.url', 'second_judge.timeout', 'python.workers', 'xla_deterministic', 'monitor',
   'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
+# Of these a restarted job would die again, of other faults of disks and networks perhaps not.
+LASTING = tuple(map(os.strerror, (
+  errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)))
+
 
 def check_searches(metrics: Mapping[str, Any], what: str, *, stop: bool = True) -> None:
   """Says what mostly failed in the rollout `what`; RunStopped if that is its searches and `stop` is set."""
@@ -86,10 +91,10 @@ class RunFolder(contextlib.ExitStack):
     self.enter_context(locked(self.out))
     if jax.process_index() == 0:
       bucket.fetch(config.out)
+    self.push(self._explain)
     self.callback(self.publish)
     self._manager = self.enter_context(contextlib.closing(
       checkpoint.open_checkpoints(config.out, config.keep_checkpoints)))
-    self.push(self._explain)
 
   say = staticmethod(checkpoint.say)
 
@@ -222,11 +227,16 @@ class RunFolder(contextlib.ExitStack):
     if self._started and isinstance(error, OSError):
       what = f'{error.filename}: {error.strerror}' if error.filename else error
       advice = 'once that is mended, rerun the same command to resume'
-      raise RunStopped(f'{what}; {self._saved()}; {advice}') from error
+      stopped = RunStopped(f'{what}; {self._saved()}; {advice}')
+      stopped.status = 1 if any(reason in str(what) for reason in LASTING) else 75
+      raise stopped from error
 
   def _saved(self) -> str:
     """Says from where the run resumes."""
-    steps = checkpoint.all_steps(self._manager)
+    try:
+      steps = checkpoint.all_steps(self._manager)
+    except OSError:
+      return 'the checkpoints cannot be read now'
     return f'the last checkpoint is that of step {steps[0]}' if steps else 'there is no checkpoint yet'
 
 

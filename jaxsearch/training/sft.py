@@ -112,7 +112,8 @@ def open_imitation(config: ConfigDict, model_config: DecoderConfig, params: dict
     packed = batches.pack(forest[transfer.local_part()], mesh, settings, at_most=len(forest),
                           attention=model_config.attention)
     state, result = train_step(state, packed.batch, base)
-    return state, metrics.to_row(result) | {'padded_share': 1 - packed.rows.fill}
+    padded = 1 - packed.tokens_of_all / (packed.rows_of_all * settings.row_length)
+    return state, metrics.to_row(result) | {'padded_share': padded}
 
   return states.create_state(params, optimizer, mesh), learn
 

@@ -88,15 +88,19 @@ CHILD = pathlib.Path(__file__).with_name('two_processes.py')
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-def two_processes(*arguments: str, **variables: str) -> list[str]:
-  """Returns what two processes of two devices each print, which talk over gloo."""
+def start_two(*arguments: str, **variables: str) -> list[subprocess.Popen]:
+  """Starts two processes of two devices each, which talk over gloo."""
   port = str(free_port())
   environment = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)} | variables
-  children = [subprocess.Popen([sys.executable, str(CHILD), port, str(process), '2', *arguments], text=True,
-                               env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-              for process in range(2)]
+  return [subprocess.Popen([sys.executable, str(CHILD), port, str(process), '2', *arguments], text=True,
+                           env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+          for process in range(2)]
+
+
+def two_processes(*arguments: str, **variables: str) -> list[str]:
+  """Returns what both print."""
   printed = []
-  for child in children:
+  for child in start_two(*arguments, **variables):
     output, errors = child.communicate(timeout=240)
     assert child.returncode == 0, errors[-3000:]
     printed.append(output.splitlines()[-1])
@@ -123,6 +127,17 @@ def test_a_job_that_starts_again_compiles_nothing(tmp_path):
 
 def test_a_process_that_others_wait_for_in_vain_is_named():
   assert two_processes('wait') == [', '.join(['nothing came from process 1 within 1 seconds'] * 2), '']
+
+
+def test_a_process_that_fails_alone_is_gone_at_once_with_its_own_status():
+  """JAX would keep it until the other ends too."""
+  first, second = start_two('fail')
+  try:
+    assert any(line.startswith("jaxsearch: no command 'nonsense'") for line in second.stderr)
+    assert second.wait(timeout=20) == 2
+  finally:
+    first.kill()
+    second.kill()
 
 
 def test_processes_that_do_not_find_each_other_say_so():
@@ -182,11 +197,16 @@ def test_hosts_of_gpus_are_no_slices(hosts, sizes):
                                              for size in sizes)
 
 
-def test_an_axis_may_take_half_of_a_dimension_of_a_slice():
-  devices = [Device(4 * y + x, y // 2 * 2 + x // 2, 0, 'tpu', 'TPU v6 lite', (x, y, 0))
-             for y in range(4) for x in range(4)]
-  grid = meshes.make_mesh(1, 8, 2, devices=devices).devices
-  assert grid.shape == (1, 8, 2) and set(grid.flat) == set(devices)
+@pytest.mark.parametrize('slices', [1, 2])
+@pytest.mark.parametrize('tensor', [2, 4])
+def test_an_axis_may_take_half_of_a_dimension_of_a_slice_but_hosts_share_no_part_of_a_batch(slices, tensor):
+  """JAX would lay 4 along a row of chips, of two hosts."""
+  devices = [Device(16 * part + 4 * y + x, 2 * (y // 2 * 2 + x // 2) + part, part, 'tpu', 'TPU v6 lite', (x, y, 0))
+             for part in range(slices) for y in range(4) for x in range(4)]
+  grid = meshes.make_mesh(slices, -1, tensor, devices=devices).devices
+  assert grid.shape == (slices, 16 // tensor, tensor) and set(grid.flat) == set(devices)
+  assert all({device.slice_index for device in copy.flat} == {part} for part, copy in enumerate(grid))
+  assert all(len({device.process_index for device in part}) == 1 for part in grid.reshape(-1, tensor))
 
 
 def test_between_slices_of_tpus_only_data_is_split():

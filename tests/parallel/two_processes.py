@@ -1,6 +1,6 @@
 """Two training steps on a mesh of four devices. test_mesh.py calls `figures` and starts this file once a process.
 
-usage: two_processes.py PORT PROCESS PROCESSES [compile | wait]
+usage: two_processes.py PORT PROCESS PROCESSES [compile | wait | fail]
 """
 
 import collections
@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from configs import base
+from jaxsearch import cli
 from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
@@ -23,10 +24,11 @@ NUMBERS = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num
 
 
 def figures(devices=None) -> list[float]:
-  """Loss of the first step, of the second, and the sum of absolute parameters as each process's sampler gets them."""
+  """Losses of two steps, the share of padding, and the sum of absolute parameters as each process's sampler gets them."""
   mesh = meshes.make_mesh(1, 4, 1, devices=devices)
   rng = np.random.default_rng(0)
-  forest = [sft.demonstration(rng.integers(1, 32, 12), rng.integers(0, 2, 12).astype(bool)) for _ in range(12)]
+  forest = [sft.demonstration(rng.integers(1, 32, length), rng.integers(0, 2, length).astype(bool))
+            for length in (12, 10) * 6]  # the second process pads more
   placed = meshes.shardings(parameter_axes(NUMBERS), parameter_shapes(NUMBERS), mesh)
   params = states.place_params(jax.tree.map(np.asarray, initial_params(NUMBERS, jax.random.key(0))), placed)
   config = base.get_config().unlock()
@@ -42,7 +44,8 @@ def figures(devices=None) -> list[float]:
     assert set(x.sharding.mesh.devices.flat) <= set(jax.local_devices())
     if jax.process_count() > 1 and x.ndim > 2:
       assert all(shard.data.size == x.size // jax.local_device_count() for shard in x.addressable_shards), name
-  return losses + [sum(float(np.abs(np.asarray(x, np.float64)).sum()) for x in jax.tree.leaves(jax.device_get(own)))]
+  total = sum(float(np.abs(np.asarray(x, np.float64)).sum()) for x in jax.tree.leaves(jax.device_get(own)))
+  return [*losses, row['padded_share'], total]
 
 
 def main(port: str, process: str, processes: str, what: str = '') -> None:
@@ -55,6 +58,8 @@ def main(port: str, process: str, processes: str, what: str = '') -> None:
     return count_compilations()
   if what == 'wait':
     return wait_in_vain()
+  if what == 'fail':  # the second
+    sys.exit(cli.main(['nonsense']) if process else transfer.gather_objects(0))
   check_gathering(process, processes)
   print('figures', *figures())
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from configs import search_r1_grpo
+from jaxsearch import cli
 from jaxsearch.models.architecture import PRESETS, parameter_shapes, preset
 from jaxsearch.parallel import targets
 from jaxsearch.planning import costs, plan, programs
@@ -179,10 +180,22 @@ def test_the_search_finds_the_largest_values(config, target, monkeypatch):
   run = programs.of_config(config, target.devices())
   monkeypatch.setitem(targets.DEVICES, 'cuda:h100', dataclasses.replace(
     target.device, memory=int((run.resident('decode') + 41.5e6) / plan.POOL)))
+  with config.unlocked():
+    config.train.micro_rows, config.sampler.engine = 6, 'vllm'  # adjusted as in a plan
   found = plan.search(config, target, say=lambda _: None)
   assert found['train.micro_rows'] == 40
   a_slot = run.cache / 8
   assert found['sampler.slots'] == int((41.5e6 + run.cache) / (1e6 + a_slot)) // 2 * 2
+
+
+def test_a_plan_is_kept_where_its_search_fails(monkeypatch, tmp_path):
+  made = {'programs': {}, 'fits': True}
+  for name, stand_in in {'plan': lambda *_, **__: made, 'lines': lambda *_: (), 'search': lambda *_: 1 / 0}.items():
+    monkeypatch.setattr(plan, name, stand_in)
+  monkeypatch.setattr(jax.config, 'update', lambda *_: None)
+  command = ['plan', '--target=cuda:h100:1x1', '--search', f'--out={tmp_path / "plan.json"}']
+  assert cli.main(command) == 70
+  assert json.loads((tmp_path / 'plan.json').read_text()) == made | {'target': 'cuda:h100:1x1'}
 
 
 @pytest.mark.parametrize('name, kinds', [

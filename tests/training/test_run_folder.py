@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import os
 import pathlib
 import re
@@ -134,8 +135,8 @@ def test_a_run_that_stops_is_one_line_and_status_1_and_has_a_report(monkeypatch,
   assert cli.main(['train', f'--config.out={tmp_path}']) == 1
   assert capsys.readouterr().err == 'jaxsearch: step 3: enough\n'
   assert 'raised the alarm kl at step 3' in (tmp_path / 'report.html').read_text()
-  with pytest.raises(RunStopped):
-    cli.main(['train', f'--config.out={tmp_path}', '--traceback'])
+  assert cli.main(['train', f'--config.out={tmp_path}', '--traceback']) == 1
+  assert 'RunStopped: step 3: enough' in capsys.readouterr().err
   assert issubclass(critic_warmup.GateFailed, RunStopped)
 
 
@@ -172,14 +173,30 @@ def test_a_checkpoint_that_the_disk_has_no_room_for_stops_the_run_which_resumes(
   take_steps(config, state, 1)
   said = ('checkpoints/2 could not be saved: File too large; the last checkpoint is that of step 1; once that is '
           'mended, rerun the same command to resume')
-  with pytest.raises(RunStopped, match=said), contextlib.ExitStack() as stack:
+  with pytest.raises(RunStopped, match=said) as stopped, contextlib.ExitStack() as stack:
     take_steps(config, state, 2, before=lambda run: stack.enter_context(small_files()))
+  assert cli.explain(stopped.value)[0] == 1
   assert 'Traceback' not in capfd.readouterr().err
   wait_until_quiet(pathlib.Path(config.out))
   assert take_steps(config, state, 2, 3)[1] == 1
   assert [row['step'] for row in row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')] == [1, 2, 3]
   steps = sorted(path.name for path in pathlib.Path(config.out, 'checkpoints').iterdir())
   assert steps == ['1', '2', '3']  # nothing half done
+
+
+@pytest.mark.parametrize('fault, status', [
+  (OSError(errno.ESTALE, 'Stale file handle', 'x'), 75), (ConnectionResetError('reset'), 75),
+  (OSError(errno.ENOSPC, 'No space left on device', 'x'), 1)])
+def test_a_fault_that_may_pass_ends_in_another_status(config, monkeypatch, fault, status):
+  def fail(*_):
+    raise fault
+
+  monkeypatch.setattr(run_folder.bucket, 'publish', fail)
+  with pytest.raises(RunStopped, match='; the checkpoints cannot be read now; once') as stopped:
+    with run_folder.RunFolder(config, shown=()) as run:
+      run.start()
+      monkeypatch.setattr(run_folder.checkpoint, 'all_steps', fail)
+  assert cli.explain(stopped.value)[0] == status
 
 
 def test_a_trace_is_kept_of_the_steps_that_are_asked_for(config, state):

@@ -38,19 +38,6 @@ def test_only_policy_spans_are_learned(tmp_path):
   assert tokenizer.decode(rows.tokens[rows.real].tolist()) == 'Who? It is (a fact) so.'
 
 
-@pytest.mark.parametrize('line, words', [
-  ('{"spans": []}', "'spans' must be a list"),
-  ('{"spans": [{"role": "prompt", "text": "x"}, {"role": "policy"}]}', "span 1 needs a 'role'"),
-  ('{"spans": [{"role": "prompt", "text": "x"}]}', 'nothing to learn'),
-  ('{"spans": [{"role": "policy", "text": "x", "parent": 0}]}', "span 0 has the 'parent'"),
-])
-def test_a_bad_line_is_named(tmp_path, line, words):
-  good = '{"spans": [{"role": "prompt", "text": "a"}, {"role": "policy", "text": "b"}]}\n'
-  (tmp_path / 'd.jsonl').write_text(good + line + '\n')
-  with pytest.raises(DataError, match=f'd.jsonl:2.*{words}'):
-    sft.read_demonstrations(tmp_path / 'd.jsonl', Tokenizer.load(world.folder()))
-
-
 def test_a_demonstration_longer_than_a_row_is_named(tmp_path):
   line = '{"spans": [{"role": "prompt", "text": "a"}, {"role": "policy", "text": "b c d"}]}\n'
   (tmp_path / 'd.jsonl').write_text(line)
