@@ -295,6 +295,7 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
   return Tools(
     search=search, topk=config.search.topk, python=PythonSandbox(**config.python),
     services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
+    deadline=max(60.0, 2 * config.search.timeout, 2 * config.mcp.timeout),  # they wait for a worker, too
     workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
     answer_reserve=max(32, config.grow.get('context_tokens', 0)), words=config.search.words, offered=offered)
 

@@ -73,6 +73,10 @@ def test_back_ends_without_a_corpus_read_none(monkeypatch, tmp_path):
   assert isinstance(web, WebSearch) and web.url == 'https://google.serper.dev/search'
   assert (tmp_path / 'searches').exists()
   assert isinstance(open_backend(settings(), 'world'), BM25)
+  for timeout, deadline in ((1.0, 60.0), (90.0, 180.0)):
+    tools = setup.open_tools(settings(backend='http', url='http://127.0.0.1:9', timeout=timeout))
+    assert tools.deadline == deadline
+    tools.python.close()
 
 
 def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):

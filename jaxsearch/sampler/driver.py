@@ -64,7 +64,7 @@ class Agent:
     engine: the policy: an `engine.Engine` with its parameters loaded, or what `served.ServedDecoding` asks.
     grow: a method's `grow` with its settings bound, see jaxsearch/methods.
     tools: search, sandbox, other models.
-    sampling: temperature, top-p and top-k where a request names none.
+    sampling: its temperature.
     grammar: of its trees, see trees/grammars.py.
   """
   engine: Any
@@ -312,14 +312,16 @@ class Schedule:
     calls, workers = self.workers.setdefault(kind, (queue.SimpleQueue(), []))
     pending.future, pending.started = Future(), time.monotonic()
     pending.deadline = min(deadline, self.seconds_left(pending.episode))
-    calls.put((function, pending.future))
+    calls.put((function, pending))
     if len(workers) < most:
       workers.append(threading.Thread(target=_work, args=(calls,), daemon=True))
       workers[-1].start()
     self.calls.append(pending)
 
   def close(self) -> None:
-    """Lets the threads end once they have done what waits for them."""
+    """Lets the threads end once they have done what they are at."""
+    for pending in self.calls:
+      pending.deadline = 0.0  # no thread begins it any more
     for calls, workers in self.workers.values():
       for _ in workers:
         calls.put(None)
@@ -387,10 +389,12 @@ class Schedule:
 def _work(calls: queue.SimpleQueue) -> None:
   """Makes calls, one after the other, until it gets None."""
   while call := calls.get():
-    function, future = call
+    function, pending = call
+    if not pending.seconds_left():
+      continue  # it has failed already
     start = time.monotonic()
     try:
       result = function()
     except BaseException as error:  # whatever a tool does, the run goes on
       result = error
-    future.set_result((time.monotonic() - start, result))
+    pending.future.set_result((time.monotonic() - start, result))

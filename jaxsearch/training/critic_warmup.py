@@ -124,17 +124,17 @@ def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tr
   config, settings = run.config, run.config.critic_warmup
   host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not learners.is_shared(config)}
   figures, step = look(), run.last_step
-  is_done = lambda: step >= settings.min_updates and passes(figures, settings.gate)
+  checks = lambda: step % settings.check_every == 0 or step == settings.max_updates
+  is_done = lambda: checks() and step >= settings.min_updates and passes(figures, settings.gate)
   for step in () if is_done() else run.steps():
     clock = metrics.Clock()
     with clock('train'):
       row = student.learn(curation.draw(buckets, settings.trees, np.random.default_rng([config.seed, step])))
-    check = step % settings.check_every == 0 or step == settings.max_updates
-    if check:
+    if checks():
       figures = look()
       row |= {f'gate_{name}': value for name, value in figures.items()}
     run.finish_step(step, row | clock.row(row['tokens_trained']), student.state, lambda: host)
-    if check and is_done():
+    if is_done():
       break
   return step, figures
 

@@ -129,7 +129,9 @@ def split(trees: Sequence[Tree], tiers: dict[str, int],
 
 
 def draw(buckets: Sequence[Sequence[Tree]], number: int, rng: np.random.Generator) -> list[Tree]:
-  """Draws `number` trees, as many from each bucket."""
+  """Draws `number` trees, as many from each bucket; one that is drawn again is a copy, to count again."""
   each = number // len(buckets)
   drawn = [(bucket, rng.choice(len(bucket), each, replace=len(bucket) < each)) for bucket in buckets]
-  return [bucket[place] for bucket, places in drawn for place in places]
+  trees = [bucket[place] for bucket, places in drawn for place in places]
+  return [Tree.from_json(tree.to_json(), tree.tokenizer, tree.question) if tree in trees[:place] else tree
+          for place, tree in enumerate(trees)]

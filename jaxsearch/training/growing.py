@@ -9,6 +9,7 @@ questions less than the others. A checkpoint holds what their generators were to
 """
 
 import dataclasses
+import statistics
 import threading
 import types
 from collections.abc import Callable, Sequence
@@ -204,10 +205,14 @@ def restore(saved: dict[str, Any], learner: Learner, questions: QuestionBatches,
   """Returns the finished rollout that `Growing.state` described, on any number of processes."""
   context = Context(saved['step'], np.random.default_rng(0), learner.memory, dict(saved['metrics']))
   context.rng.bit_generator.state = saved['rng']
-  taken, metrics = saved['sampled'][transfer.local_part()], dict(saved['sampled'][0])
-  for name, value in metrics.items():  # counts of the processes whose place this one takes
-    if isinstance(value, (int, float)):
+  everywhere = saved['sampled']
+  taken = everywhere[transfer.local_part()]  # of the processes whose place this one takes, if any
+  metrics = {name: value for row in [*everywhere, *taken] for name, value in row.items()}
+  for name, value in metrics.items():
+    if isinstance(value, int) or name == 'searches_cost':
       metrics[name] = sum(row.get(name, 0) for row in taken)
+    elif isinstance(value, float):  # seconds, rates, shares
+      metrics[name] = statistics.fmean(row.get(name, 0.0) for row in taken or everywhere)
   outcome = Future()
   outcome.set_result(metrics)
   done = from_json(saved['asked'], learner.config, learner.agent, questions)

@@ -11,6 +11,7 @@ the main thread, so their order is the same in every process.
 """
 
 import dataclasses
+import shutil
 import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -54,6 +55,8 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
   with RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
+    if not config.sampler.folder and jax.process_index() == 0:
+      shutil.rmtree(run.out / 'weights', ignore_errors=True)  # what a killed process left for servers
     ahead, carried = resume(run, learner, questions)
     run.start()
     history = [metrics.remember(row) for row in run.rows()]
@@ -74,12 +77,17 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
         if config.train.async_steps and step < config.steps:
           ahead = growing.begin(learner, method, questions, step + 1, carried)
       with clock('score'):
-        current.context.metrics.update(assess(learner, [tree for group in groups for tree in group]))
+        judged = assess(learner, [tree for group in groups for tree in group])
+      sampled, last = current.sampled, requests.JUDGEMENTS.last
+      if last in judged:
+        sampled[last] = judged.pop(last)
+      current.context.metrics.update(judged)
       with clock('reward'):
         method.credit(groups, current.context, **config.credit)
       trained = metrics.credited(groups)
-      row = {'step': step} | metrics.summary(groups, trained, current.sampled)
-      row |= count_failed_steps(run, row, before, history) | current.context.of_all(sum(map(len, groups)))
+      row = {'step': step} | metrics.summary(groups, trained, sampled)
+      row |= current.context.of_all(sum(map(len, groups)))
+      row |= count_failed_steps(run, row, before, history)
       row |= update(learner, trained, step, clock)
       run.write_rollouts(step, groups)
       if ahead:
@@ -129,13 +137,13 @@ def resume(run: RunFolder, learner: Learner,
 
 def count_failed_steps(run: RunFolder, row: dict[str, Any], before: dict[str, Any],
                        history: metrics.History) -> dict[str, int]:
-  """Says what mostly failed in a step's rollouts; returns the steps in a row whose searches mostly did.
+  """Says what mostly failed in a step; returns the steps in a row whose searches or judgements mostly did.
 
   `RunFolder.finish_step` holds them against `search.max_failed_steps`. `before` is the row before, if it is
   of this process: what it said is not repeated.
   """
   failed, most = 0, run.config.search.max_failed_steps
-  if requests.mostly_failed(row):
+  if requests.mostly_failed(row) or requests.mostly_failed(row, requests.JUDGEMENTS):
     failed = 1 + (history[-1].get('failed_steps_in_a_row', 0) if history else 0)
   if message := requests.failing(row, before):
     limit = f'; the run stops after {most}' if most else ''

@@ -48,7 +48,7 @@ MONITORED = ('logprob', 'logprob_gap', 'entropy', 'kl', 'length', 'cut', 'malfor
              'grad_norm', 'repetition', 'gibberish', 'judge_gap')
 # Of the sampler, those that are summed over processes:
 SUMMED = ('tokens_decoded', 'tokens_generated', 'tokens_prefilled', 'tokens_reused', 'episodes', 'segments',
-          'pages_evicted')
+          'pages_evicted', 'requests_failed', 'servers_reloaded')
 GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 
@@ -150,6 +150,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
     'logprob': [logprob for logprobs in written for logprob in logprobs],
     'gibberish': [logprob < GIBBERISH for logprobs in written for logprob in logprobs],
     'tokens_per_tree': [tree.count() for tree in trees],
+    'policy_tokens_per_tree': [tree.count(Role.POLICY) for tree in trees],
   }  # fmt: skip
   values |= {f'stop_{reason}_share': [tree.stop == reason for tree in trees] for reason in Stop}
   for name in sorted({name for tree in trees for name in tree.metrics}):
@@ -223,7 +224,8 @@ def device_figures(row: Mapping, tokens: int, parameters: int) -> dict[str, floa
 def remember(row: Mapping[str, Any]) -> dict[str, Any]:
   """Returns what the history holds of a row of metrics, without figures that are missing or not finite."""
   get = lambda name: row.get(name, math.nan)
-  derived = {'length': get('tokens_generated') / get('trees'), 'malformed': get('stop_malformed_share'),
+  length = row.get('policy_tokens_per_tree', get('tokens_generated') / get('trees'))  # older rows have none
+  derived = {'length': length, 'malformed': get('stop_malformed_share'),
              'cut': get('stop_budget_share') + get('stop_context_full_share')}
   kept = {name: (row | derived).get(name) for name in ('failed_steps_in_a_row', 'alarms', *MONITORED)}
   return {name: value for name, value in kept.items()

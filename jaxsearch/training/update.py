@@ -84,6 +84,7 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
            for forest in batches.split(groups, settings.mini_batch, rng)]
   with clock('score'):
     parts = score(learner, parts)
+    jax.block_until_ready([part.batch for part in parts])
   with clock('train'):
     results = [learn(learner, parts[i].batch)
                for _ in range(settings.epochs) for i in rng.permutation(len(parts))]

@@ -118,6 +118,8 @@ def test_calls_behind_one_span_share_its_room_and_are_counted_by_name():
   (tree,), metrics = run([grow])
   assert tree.answer == [('page ' * 99)[:(200 - 100) // 2 - 8 - 2]] * 2  # the reserve, and the brackets
   assert metrics['calls_open'] == metrics['tool_calls'] == 2
+  (tree,), _ = run([grow], max_observation=40)
+  assert tree.answer == [('page ' * 99)[:40 // 2 - 2]] * 2
 
 
 def test_failures_are_told_counted_and_belong_to_their_episode():
@@ -153,6 +155,29 @@ def test_a_tool_that_hangs_is_given_up_at_its_deadline(policy):
   assert [tree.answer for tree in trees] == [ToolFailure('no reply within 0.1 seconds', 'timeout')] * 3
   assert metrics['tool_calls_failed_timeout'] == metrics['searches_failed'] == 3
   assert failing(metrics) == '3 of 3 searches failed; the last: no reply within 0.1 seconds'
+
+
+@pytest.mark.parametrize('policy', [Counting, ByTheClock])
+def test_a_search_that_found_no_thread_in_time_has_failed_and_is_never_made(policy):
+  """Of two threads, each at its first search until long after the deadline."""
+  class Slow:
+    begun = 0
+
+    def search(self, queries, topk):
+      self.begun += 1
+      assert over.wait(20)
+
+  def grow(tree):
+    node = yield Generate(prompt(tree), max_tokens=2)
+    tree.answer = yield [Search(node, 'it') for _ in range(4)]
+
+  slow, over, before = Slow(), threading.Event(), set(threading.enumerate())
+  _, metrics = run([grow] * 6, policy, search=slow, workers=2, deadline=0.2)
+  assert metrics['searches_asked'] == metrics['searches_failed'] == metrics['tool_calls_failed_timeout'] == 24
+  over.set()
+  for thread in set(threading.enumerate()) - before:
+    thread.join(20)
+  assert slow.begun == 2
 
 
 def test_a_service_is_asked_for_many_at_a_time():

@@ -64,8 +64,8 @@ def toy_method() -> types.ModuleType:
     node = tree.root.append(f'{question.question} ', Role.PROMPT)
     node = yield Generate(node, max_tokens=max_tokens)
     documents = yield Search(node, question.question)
-    shown, special = isinstance(documents, list), tree.tokenizer.special_tokens
-    text = grammar.information(documents, special) if shown else grammar.failure(documents.reason, special)
+    shown = documents if isinstance(documents, list) else []
+    text = grammar.information(shown, tree.tokenizer.special_tokens)
     node = node.append(text, Role.OBSERVATION)
     node = yield Generate(node, max_tokens=max_tokens)
     tree.answer = node.text

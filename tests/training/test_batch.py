@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import batch as batches
 from jaxsearch.trees.layout import lay_out
 from tests.processes import as_processes
@@ -82,13 +81,6 @@ def test_rows_move_only_where_that_saves_a_micro_batch(sizes, each):
 def test_few_buckets_of_targets():
   buckets = [batches.target_bucket(largest, 64) for largest in (0, 8, 9, 17, 25, 33, 49, 64)]
   assert buckets == [8, 8, 16, 24, 32, 48, 64, 64]
-
-
-def test_micro_rows_must_split_over_the_mesh():
-  mesh = meshes.make_mesh(2, 2, 2)
-  batches.check_rows(8, mesh)
-  with pytest.raises(ValueError, match='micro_rows=6 must be a multiple of the 4'):
-    batches.check_rows(6, mesh)
 
 
 @pytest.mark.parametrize(('questions', 'of_each', 'size', 'sizes'), [

@@ -52,16 +52,6 @@ def test_parameters_alone_by_run_folder_or_step(tiny, tmp_path):
   assert params['layers']['gate'].sharding.shard_shape((2, 24, 32)) == (2, 6, 16)
 
 
-def test_what_is_no_checkpoint_is_named(tiny, tmp_path):
-  assert not saved_policies.is_run(tmp_path)
-  with pytest.raises(FileNotFoundError, match='no checkpoints here'):
-    saved_policies.load_params(tmp_path)
-  with checkpoint.open_checkpoints(tmp_path, keep=2) as manager:
-    checkpoint.save(manager, 3, tiny.setup().state, host_of(3))
-  with pytest.raises(FileNotFoundError, match='no checkpoint 7'):
-    saved_policies.load_params(tmp_path / 'checkpoints' / '7')
-
-
 def changed(**changes):
   config = base.get_config().unlock()
   for name, value in changes.items():

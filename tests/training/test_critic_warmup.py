@@ -4,11 +4,13 @@ import collections
 import functools
 import pathlib
 import sys
+import types
 
 import jax
 import numpy as np
 import pytest
 
+from configs import base
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, plots
@@ -178,6 +180,18 @@ def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   _, warm, _ = saved_policies.load_trained(warmed, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.critic.params, warm)
   assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0
+
+
+def test_a_resumed_warm_up_believes_the_gate_where_it_would_have_looked():
+  config = base.get_config().unlock()
+  config.critic_warmup = dict(check_every=2, max_updates=5, min_updates=1, trees=0, gate={'auc': 0.5})
+  student = types.SimpleNamespace(model_config=child.NUMBERS, state=None, learn=lambda trees: {'tokens_trained': 1})
+  for last, expected in ((0, [1, 2]), (1, [2]), (2, []), (3, [4]), (5, [])):
+    steps = []
+    run = types.SimpleNamespace(config=config, last_step=last, steps=lambda: range(last + 1, 6),
+                                finish_step=lambda step, *_: steps.append(step))
+    critic_warmup.train(run, student, [[None]], lambda: {'auc': 0.9})
+    assert steps == expected
 
 
 def test_the_gate(settings):

@@ -80,6 +80,9 @@ def test_held_out_questions_are_in_no_bucket(settings):
   assert not ids(held_out) & set().union(*map(ids, buckets)) and sum(map(len, buckets)) == 30
   drawn = curation.draw(buckets, 16, np.random.default_rng(0))
   assert [sum(tree in bucket for tree in drawn) for bucket in buckets] == [4] * 4
+  buckets[1][0].reward = 0.5
+  again = curation.draw([buckets[0], buckets[1][:1]], 8, np.random.default_rng(0))[4:]
+  assert len(set(again)) == 4 and [tree.to_json() for tree in again] == [buckets[1][0].to_json()] * 4
   with pytest.raises(ValueError, match='tier 2 closed-book, tier 2 tool-required'):
     curation.split(trees, dict.fromkeys(tiers, 1), settings)
   settings.curated = False

@@ -263,6 +263,19 @@ def test_questions_that_are_carried_are_trained_where_they_end_and_survive_a_che
     assert steps_of(monkeypatch, 6, stop_after=step) == rows
 
 
+def test_figures_of_a_sampler_are_restored_on_any_number_of_processes(monkeypatch):
+  learner, stream = counting_learner(monkeypatch)
+  told = {'tool_calls_failed_timeout': 1, 'last_failure': 'down'}  # of the second process alone
+  first, second = {'tokens_decoded': 3, 'seconds': 2.0}, {'tokens_decoded': 5, 'seconds': 4.0} | told
+  saved = {'step': 2, 'metrics': {}, 'rng': np.random.default_rng(0).bit_generator.state, 'asked': [],
+           'sampled': [first, second]}
+  restored = lambda: growing.restore(saved, learner, stream, []).outcome.result()
+  assert restored() == {'tokens_decoded': 8, 'seconds': 3.0} | told
+  untold = told | {'tool_calls_failed_timeout': 0}
+  assert as_processes(3, monkeypatch, restored) == [
+    first | untold, second, {'tokens_decoded': 0, 'seconds': 3.0} | untold]
+
+
 def test_a_tree_that_is_saved_half_grown_goes_on_as_it_was():
   """Replies of all kinds, siblings that ended in another order, and a generator that asks for something else."""
   def grow(tree, asked='b'):

@@ -91,7 +91,8 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
 
 def test_what_a_first_step_compiles_is_known_before_it(config, monkeypatch):
   """As on an accelerator: the sampler's programs come first, updates as they are reached."""
-  monkeypatch.setattr(loop, 'jax', types.SimpleNamespace(default_backend=lambda: 'gpu', tree=jax.tree))
+  monkeypatch.setattr(loop, 'jax', types.SimpleNamespace(
+    default_backend=lambda: 'gpu', process_index=lambda: 0, tree=jax.tree))
   compiled, awaited = collections.Counter(), collections.Counter()
 
   def heard(event, _, fun_name='', **__):
@@ -300,6 +301,9 @@ def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, cap
     loop.train(remote)
   names = 'service_calls', 'service_calls_failed', 'searches_failed', 'failed_steps_in_a_row'
   assert rows_of(remote, *names) == [(10, 10, 0, 0)] * 2
+  run = types.SimpleNamespace(config=remote, say=print)
+  dead = {'step': 3, 'judgements': 4, 'judge_failed': 3}  # one that pays counts, see `search.max_failed_steps`
+  assert loop.count_failed_steps(run, dead, {}, [{'failed_steps_in_a_row': 1}]) == {'failed_steps_in_a_row': 2}
   said = capsys.readouterr().err.splitlines()
   assert said[0].startswith(
     'jaxsearch: step 1: 10 of 10 calls of judge or reader failed; the last: judge: ChatError: chat at ')

@@ -107,6 +107,7 @@ def test_what_a_row_says_of_the_trees():
   tree.reward = 0.5
   row = metrics.summary([[tree]], [[tree]], {})
   assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6  # a shared prefix counts for each path
+  assert row['policy_tokens_per_tree'] == 3
 
   node.append([7] * 8 + [8, 9], Role.POLICY, sampler_logprobs=[-12.0] + [-9.0] * 9)
   row = metrics.summary([[tree]], [[tree]], {})
@@ -129,7 +130,7 @@ def test_what_a_row_says_of_the_trees():
   assert not {'malformed', 'revised', 'stop_deadline'} & set(row)  # some are counts of the sampler
 
 
-HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, tokens_generated=400, trees=10,
+HEALTHY = dict(reward=0.5, logprob=-0.4, logprob_gap=1e-3, entropy=0.4, kl=0.05, policy_tokens_per_tree=40,
                stop_malformed_share=0.1, stop_budget_share=0.1, stop_context_full_share=0.0,
                groups_alike_wrong=0.5, grad_norm=1.0, repetition=0.0, gibberish=0.0, judge_gap=0.0)
 
@@ -150,11 +151,11 @@ def alarms(changes, **limits):
 def test_what_was_sampled_is_added_up_over_processes(monkeypatch):
   monkeypatch.setattr(metrics.transfer, 'gather_objects', lambda value: [value] * 2)
   sampled = {'tokens_decoded': 9, 'tokens_generated': 7, 'tokens_prefilled': 5, 'calls_open': 2, 'segments': 3,
-             'stop_budget': 1, 'seconds': 1.5}
+             'stop_budget': 1, 'seconds': 1.5, 'requests_failed': 1, 'servers_reloaded': 2}
   row = metrics.summary([], [], sampled)
   assert {name: row[name] for name in sampled} == {
     'tokens_decoded': 18, 'tokens_generated': 14, 'tokens_prefilled': 10, 'calls_open': 4, 'segments': 6,
-    'stop_budget': 2, 'seconds': 1.5}
+    'stop_budget': 2, 'seconds': 1.5, 'requests_failed': 2, 'servers_reloaded': 4}
 
 
 @pytest.mark.parametrize('name, change', [
@@ -163,8 +164,8 @@ def test_what_was_sampled_is_added_up_over_processes(monkeypatch):
   ('entropy_low', dict(entropy=0.001)),
   ('entropy_high', dict(entropy=4.0)),
   ('kl', dict(kl=2.0)),
-  ('length_fall', dict(tokens_generated=70)),
-  ('length_growth', dict(tokens_generated=2100)),
+  ('length_fall', dict(policy_tokens_per_tree=7)),
+  ('length_growth', dict(policy_tokens_per_tree=210)),
   ('cut', dict(stop_budget_share=0.6)),
   ('malformed', dict(stop_malformed_share=0.6)),
   ('groups_alike_wrong', dict(groups_alike_wrong=1.0)),
@@ -184,11 +185,16 @@ def test_each_figure_alarms_by_its_mean_over_the_window(name, change):
 def test_what_a_run_that_learns_goes_through_is_no_alarm():
   """First, middle and last steps of Search-R1 on the embedded world that went from EM 0.13 to 0.97."""
   learning = [
-    dict(logprob=-0.39, entropy=0.39, kl=0.0, tokens_generated=208, logprob_gap=3e-7),
-    dict(logprob=-0.15, entropy=0.15, kl=0.07, tokens_generated=630, stop_budget_share=0.19),
-    dict(logprob=-0.01, entropy=0.004, kl=0.02, tokens_generated=310, groups_alike_wrong=0.0, grad_norm=2e-7)]
+    dict(logprob=-0.39, entropy=0.39, kl=0.0, policy_tokens_per_tree=20.8, logprob_gap=3e-7),
+    dict(logprob=-0.15, entropy=0.15, kl=0.07, policy_tokens_per_tree=63, stop_budget_share=0.19),
+    dict(logprob=-0.01, entropy=0.004, kl=0.02, policy_tokens_per_tree=31, groups_alike_wrong=0.0, grad_norm=2e-7)]
   steps, defaults = [change for change in learning for _ in range(6)], base.get_config().monitor
   assert not any(alarms(steps[:step], **defaults) for step in range(1, len(steps) + 1))
+
+
+def test_a_length_is_that_of_trees_whatever_else_was_sampled():
+  older = {'tokens_generated': 900, 'trees': 10}
+  assert metrics.remember(older)['length'] == 90 and metrics.remember(HEALTHY | older)['length'] == 40
 
 
 def test_figures_that_are_missing_or_not_finite_do_not_count():

@@ -105,4 +105,6 @@ def test_a_judge_pays_for_each_answer_once_and_another_says_how_kind_it_is():
     figures = judging.judge(one, trees)
     assert asked == known
   assert [search_r1.reward(tree) for tree in trees] == [1.0, 0.5, 1.0, 0.0, 1.0, 0.0]  # failed: by the golds
-  assert figures == {'judge_failed': 2, 'judged': pytest.approx(3.5 / 6), 'judge_gap': pytest.approx(2.5 / 3)}
+  assert figures == {'judgements': 5, 'judge_failed': 2, 'judged': pytest.approx(3.5 / 6),
+                     'judge_gap': pytest.approx(2.5 / 3),
+                     'last_judge_failure': 'judge: ValueError: a reply that cannot be read'}
