@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Growth, Search, ToolFailure
 from jaxsearch.tools.calls import ToolCall, is_documents
@@ -34,7 +32,8 @@ class Action:
   def query(self) -> str | None:
     """Returns what it searches for, several queries on a line each; None if it does not."""
     searches = [call for call in self.calls if isinstance(call, Called) and call.name == 'search']
-    queries = [str(text) for call in searches for text in np.atleast_1d(call.arguments['query'])]
+    asked = [call.arguments.get('query', []) for call in searches]  # a tool of a server's may have none
+    queries = [str(text) for each in asked for text in (each if isinstance(each, list) else [each])]
     return '\n'.join(queries) or None
 
   @property
@@ -137,14 +136,13 @@ def finish(tree: Tree, last: Node, answer: str | None, *, spent: bool = False) -
     tree.stop = Stop.BUDGET if spent else Stop.MALFORMED
 
 
-def ask_judge(tree: Tree, items: Sequence[tuple[judge.Item, Node]],
-              unreadable: int | None = 0) -> Growth[list[int | None]]:
-  """Returns the judge's scores of items, each about a span; `unreadable`, which is counted, for none."""
+def ask_judge(tree: Tree, items: Sequence[tuple[judge.Item, Node]]) -> Growth[list[int | None]]:
+  """Returns the judge's scores of items, each about a span; None, which is counted, for one it gave none."""
   scores = []
   for reply in (yield [Ask('judge', item, node) for item, node in items]):
     failed = not isinstance(reply, int)
     tree.metrics['judge_unreadable'] += failed
-    scores.append(unreadable if failed else reply)
+    scores.append(None if failed else reply)
   return scores
 
 

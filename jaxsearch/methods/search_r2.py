@@ -76,7 +76,7 @@ def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list
     notes.append([outcome, 0, len(retrieved) if process else 1])
     if process and retrieved and outcome:
       asked.append((notes[-1], judge.Collections(tree.question, retrieved), leaf))
-  useful = (yield from ask_judge(tree, [about for _, *about in asked], unreadable=None)) if asked else []
+  useful = (yield from ask_judge(tree, [about for _, *about in asked])) if asked else []
   for (note, *_), count in zip(asked, useful):
     note[1] = count
   return notes

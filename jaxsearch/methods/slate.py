@@ -103,7 +103,7 @@ def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
       items['act', i] = judge.Answer(question, each.answer, before, each.thinking), each.node
     elif each.is_valid and not each.failed:
       items['act', i] = judge.Query(question, before, each.thinking, each.called, each.observation), each.node
-  scores = dict(zip(items, (yield from ask_judge(tree, list(items.values()), unreadable=None))))
+  scores = dict(zip(items, (yield from ask_judge(tree, list(items.values())))))
   think, act = ([scores.get((kind, i)) for i in range(len(candidates))] for kind in ('think', 'act'))
   answers = np.array([each.answer is not None and score is not None for each, score in zip(candidates, act)])
   action = np.array([score or 0 if each.is_valid else -1 for each, score in zip(candidates, act)])

@@ -20,7 +20,7 @@ from jaxsearch.sampler.driver import Pending, Schedule
 from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
 from jaxsearch.sampler.served import ServedDecoding, Span
 from jaxsearch.tools.chat import Chat
-from jaxsearch.trees.native import ServerCalls
+from jaxsearch.trees.native import ServerCalls, text_of
 from jaxsearch.trees.tree import Node, Role
 
 MAX_STOPS = 4  # stop strings of a request; OpenAI takes no more
@@ -51,10 +51,9 @@ class ChatServer:
     body = {'model': self.model, 'messages': messages(request.node), 'temperature': sampling.temperature,
             'max_tokens': most}
     body |= {'stop': list(request.stop[:MAX_STOPS])} if request.stop else {}
-    body |= {'top_p': sampling.top_p} if sampling.top_p < 1 else {}
     body |= {'seed': seed} if sampling.temperature > 0 else {}
     body |= {'tools': grammar.offered} if calls and grammar.tools else {}
-    read = functools.partial(_reply, said=grammar.said if calls else _text)
+    read = functools.partial(_reply, said=grammar.said if calls else text_of)
     text, stop = ended(*self.chat.post(body, read), request.stop)
     end = [*self.tokenizer.eos_ids[:1]] if stop == END else []  # belongs to a span that ended itself
     return Span(self.tokenizer.encode(text) + end, stop)
@@ -106,15 +105,8 @@ def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tupl
 
 
 def _reply(response: object, said: Callable[[Mapping], str]) -> tuple[str, str, object]:
-  """Reads (text, finish_reason, stop string if the server names it); ValueError without a text."""
+  """Reads (text, finish_reason, stop string if the server names it); ValueError without a message."""
   match response:
     case {'choices': [{'message': {**message}, **rest}, *_]}:
       return said(message), str(rest.get('finish_reason')), rest.get('stop_reason', rest.get('matched_stop'))
   raise ValueError("no 'choices[0].message'")
-
-
-def _text(message: Mapping[str, Any]) -> str:
-  match message:
-    case {'content': str(text)}:
-      return text
-  raise ValueError("no text in 'choices[0].message.content'")

@@ -121,7 +121,7 @@ class Decoding:
     path.slot = Slots(
       tokens=path.tokens[-1], lengths=len(path.context), remaining=min(request.max_tokens, room),
       episodes=path.owner, requests=pending.episode.requests, states=engine.first_state(request.stop),
-      forbidden=engine.forbidden_row(request.forbid), **vars(request.sampling(self.sampling)))
+      temperature=self.sampling.temperature)
 
   def score(self, pending: Pending) -> None:
     """Puts a request in line; replies at once where the path does not fit."""

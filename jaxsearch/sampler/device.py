@@ -21,7 +21,6 @@ from jaxsearch.sampler.driver import Schedule
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Path, Pool, pages_of
 from jaxsearch.sampler.requests import Sampling
 
-FORBIDDEN = 16  # different sets of forbidden tokens that may be in use at a time
 STATES = 64  # of all stop strings in use; with more, the tables double and programs compile again
 
 
@@ -45,9 +44,8 @@ class Device:
 
   def __init__(self, tokenizer: Any):
     self.tokenizer, self.pools = tokenizer, None
-    self._params = self._cache = self._device_tables = None
+    self._params = self._cache = self._device_following = None
     self.seconds_on_device = 0.0  # of a rollout, in which the host waited for results
-    self._forbidden: dict[tuple, int] = {}
     self._stops: dict[tuple, int] = {}  # the first state of the automaton of each rule
     self._states = 0  # in use
     self._seated: dict[int, Path] = {}  # by lane * width + seat
@@ -102,30 +100,17 @@ class Device:
     """Returns the policy of one rollout."""
     return Decoding(self, self.put(key), sampling, schedule)
 
-  # Tables over the vocabulary.
-
   def first_state(self, stop: tuple[str, ...]) -> int:
     """Returns where a span begins in the table of stop strings, with these among them."""
     if stop not in self._stops:
       table = stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)
       first, self._states = self._states, self._states + len(table)
-      following = self._tables.following
-      while len(following) < self._states:
-        following = np.concatenate([following, np.zeros_like(following)])
-      following[first:self._states] = np.where(table < 0, table, table + first)
-      self._tables, self._device_tables = self._tables._replace(following=following), None
+      while len(self._following) < self._states:
+        self._following = np.concatenate([self._following, np.zeros_like(self._following)])
+      self._following[first:self._states] = np.where(table < 0, table, table + first)
+      self._device_following = None
       self._stops[stop] = first
     return self._stops[stop]
-
-  def forbidden_row(self, tokens: tuple[int, ...]) -> int:
-    """Returns the row of the table of forbidden tokens that has these."""
-    if tokens not in self._forbidden:
-      index = len(self._forbidden)
-      if index == FORBIDDEN:
-        raise ValueError(f'more than {FORBIDDEN} different sets of forbidden tokens')
-      self._tables.forbidden[index, list(tokens)] = True
-      self._forbidden[tokens], self._device_tables = index, None
-    return self._forbidden[tokens]
 
   # Programs.
 
@@ -145,15 +130,14 @@ class Device:
       array[seats] = values
     table = np.full((width * self.lanes, self._window // PAGE), SCRATCH, np.int32)
     table[seats] = pages_of(paths, table.shape[1])
-    if self._device_tables is None:
-      self._device_tables = self.put(self._tables)
-    truncates = bool(((slots.temperature > 0) & ((slots.top_k > 0) | (slots.top_p < 1))).any())
+    if self._device_following is None:
+      self._device_following = self.put(self._following)
     batch, table, enough, limit = self.put((batch, table, np.int32(enough), np.int32(limit)))
     uniforms = segment.draws(key, batch.episodes, batch.requests, batch.lengths, steps=self.segment_steps)
     with transfer.issuing():
       self._cache, self._front, *results = segment.decode(
-        self.config, self._params, self._cache, self._front, batch, table, self._device_tables, uniforms,
-        enough, limit, mesh=self._mesh, kernel=self._kernel, truncates=truncates)
+        self.config, self._params, self._cache, self._front, batch, table, self._device_following, uniforms,
+        enough, limit, mesh=self._mesh, kernel=self._kernel)
     tokens, logprobs, counts, states = (result[seats] for result in self._fetch(results))
     steps = self.segment_steps if self._kernel else int(counts.max())
     return tokens[:, :steps], logprobs[:, :steps], counts, states, width * self.lanes

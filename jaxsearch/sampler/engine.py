@@ -23,7 +23,7 @@ from jaxsearch.models.quantised import Quantised, quantise
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment
-from jaxsearch.sampler.device import FORBIDDEN, STATES, Device
+from jaxsearch.sampler.device import STATES, Device
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Page, Path
 
 
@@ -119,8 +119,7 @@ class Engine(Device):
     self._pooled, self._split = kept('tensor', segment.LANES), kept(segment.LANES, 'tensor')
     self._allocate = segment.allocator(config, pool, self._pooled)
     self._prepare = _prepare(config, rounding, weights, self._mesh, self._whole)
-    self._tables = segment.Tables(np.zeros((STATES, config.vocab_size), np.int16),
-                                  np.zeros((FORBIDDEN, config.vocab_size), bool))
+    self._following = np.zeros((STATES, config.vocab_size), np.int16)
 
   def largest_programs(self) -> tuple[dict[str, tuple], dict, list]:
     """Describes the largest prefill and decode by shapes: the mesh may be of devices that are not there.
@@ -145,7 +144,7 @@ class Engine(Device):
     tokens, table = np.zeros((len(chunk), n), np.int32), np.zeros((len(chunk), pages), np.int32)
     slots = self.lanes * width
     uniforms = np.zeros((slots, self.segment_steps), np.float32)
-    numbers = whole(segment.idle_slots(slots), np.zeros((slots, pages), np.int32), self._tables,
+    numbers = whole(segment.idle_slots(slots), np.zeros((slots, pages), np.int32), self._following,
                     uniforms, np.int32(1), np.int32(1))
     return {
       'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),
@@ -161,7 +160,7 @@ class Engine(Device):
     return segment.allocator(self.config, shapes, self._split)()
 
   def programs(self, score: bool = False) -> list[tuple[str, Callable[[], None]]]:
-    """Lists what a rollout without top-p and top-k can need, the programs of `Score` too if `score`.
+    """Lists what a rollout can need, the programs of `Score` too if `score`.
 
     Returns:
       the name of each, and a call that compiles it; some also compile small helpers of other names.

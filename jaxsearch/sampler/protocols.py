@@ -4,7 +4,8 @@ Each protocol is a class of functions. `generate` and `score` return JSON bodies
 `read_scores` take replies apart, raising LookupError, TypeError or ValueError for other shapes; `load` lists
 the posts (path, body) by which a server takes the weights in a folder and calls them `label`.
 
-Log-probabilities are those at temperature 1 without truncation, of which training needs that temperature.
+Log-probabilities are those at temperature 1 without truncation, of which training needs that temperature. So
+top-p and top-k are sent as off: a server may otherwise take them from the model's generation_config.json.
 """
 
 from collections.abc import Sequence
@@ -37,8 +38,8 @@ class Vllm:
                ends: Sequence[int]) -> dict:
     # The model's own end tokens are ours, or not meant.
     return {'token_ids': ids, 'sampling_params': vars(sampling) | {
-      'max_tokens': most, 'seed': seed, 'logprobs': 0, 'stop': stop, 'stop_token_ids': ends,
-      'ignore_eos': True}}
+      'top_p': 1.0, 'top_k': 0, 'max_tokens': most, 'seed': seed, 'logprobs': 0, 'stop': stop,
+      'stop_token_ids': ends, 'ignore_eos': True}}
 
   @staticmethod
   def read(reply: Any) -> Reply:
@@ -74,9 +75,9 @@ class Sglang:
   @staticmethod
   def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str],
                ends: Sequence[int]) -> dict:
-    given = {'temperature': sampling.temperature, 'top_p': sampling.top_p, 'top_k': sampling.top_k or -1}
-    return {'input_ids': ids, 'return_logprob': True, 'sampling_params': given | {
-      'max_new_tokens': most, 'sampling_seed': seed, 'stop': stop or None, 'stop_token_ids': ends}}
+    return {'input_ids': ids, 'return_logprob': True, 'sampling_params': vars(sampling) | {
+      'top_p': 1.0, 'top_k': -1, 'max_new_tokens': most, 'sampling_seed': seed, 'stop': stop or None,
+      'stop_token_ids': ends}}
 
   @staticmethod
   def read(reply: Any) -> Reply:
@@ -115,7 +116,7 @@ class LlamaCpp:
   def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str] = (),
                ends: Sequence[int] = ()) -> dict:
     return vars(sampling) | {'prompt': ids, 'n_predict': most, 'seed': seed, 'n_probs': 1,
-                             'return_tokens': True, 'samplers': ['temperature', 'top_k', 'top_p']}
+                             'return_tokens': True, 'samplers': ['temperature']}
 
   @staticmethod
   def read(reply: Any) -> Reply:

@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 import uuid
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -103,8 +104,9 @@ class Server:
 
   def failed(self) -> None:
     """Lets it rest; it may come back with other weights."""
-    self.label, self.rests_until = None, time.monotonic() + self.rest
-    self.rest = min(2 * self.rest, REST)
+    self.label, now = None, time.monotonic()
+    if now >= self.rests_until:  # of several requests in flight each fails
+      self.rests_until, self.rest = now + self.rest, min(2 * self.rest, REST)
 
 
 class OwnLlama(Server):
@@ -164,6 +166,8 @@ class RemoteEngine:
     for server, process in zip(self.servers, tellers(everywhere, jax.process_index())):
       server.told = process == jax.process_index()
     self.run = transfer.broadcast(uuid.uuid4().hex[:8])  # a server may still have weights of another run
+    if jax.process_index() == 0:
+      weakref.finalize(self, _remove, self.folder, self.run)
     self.version, self.label = 0, None
     self.homes: dict[str | None, int] = {}  # of each question, the number of its server
     self.seconds_weights, self.requests_failed, self.servers_reloaded = 0.0, 0, 0
@@ -255,8 +259,6 @@ class RemoteEngine:
 
   def generate(self, request: Generate, most: int, sampling: Sampling, seed: int) -> Span:
     """Returns the span after `request.node`; it ends where our engine ends it, by the same automaton."""
-    if request.forbid:
-      raise ValueError(f'sampler.engine={self.kind!r} cannot forbid tokens')
     path, servers, ends = request.node.path_tokens(), self._servers(request), list(self.tokenizer.eos_ids)
     automaton, state = self._automaton(request.stop), 0
     sent = self.protocol.stops
@@ -355,3 +357,9 @@ class RemoteEngine:
 
   def _make_automaton(self, stop: tuple[str, ...]) -> np.ndarray:
     return stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)
+
+
+def _remove(folder: pathlib.Path, run: str) -> None:
+  """Removes the weights of a run, those that are half written too."""
+  for written in folder.glob(f'{run}-*'):
+    shutil.rmtree(written, ignore_errors=True)

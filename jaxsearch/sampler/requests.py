@@ -57,18 +57,12 @@ class NoLogprobs(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """Says how tokens are sampled where a request does not; temperature 0, top_p=1 and top_k=0 are off."""
+  """Says how tokens are sampled; temperature 0 is greedy."""
   temperature: float = 1.0
-  top_p: float = 1.0
-  top_k: int = 0
 
   def __post_init__(self):
     if not self.temperature >= 0:
       raise ValueError(f'temperature={self.temperature} must be 0 (greedy) or more')
-    if not 0 < self.top_p <= 1:
-      raise ValueError(f'top_p={self.top_p} must be more than 0 and at most 1 (off)')
-    if not self.top_k >= 0:
-      raise ValueError(f'top_k={self.top_k} must be 0 (off) or more')
 
 
 GREEDY = Sampling(temperature=0.0)
@@ -88,17 +82,11 @@ class Generate(Request):
   Attributes:
     node: the span to follow; all tokens from the root to its end are the context, at least one.
     stop: stop strings.
-    temperature, top_p, top_k: see `Sampling`; None takes the rollout's.
-    forbid: token ids that are never sampled.
     forgets: whether the tree goes on from here alone, so that other pages of its cache may go first.
   """
   node: Node
   stop: tuple[str, ...] = ()
   max_tokens: int = 256
-  temperature: float | None = None
-  top_p: float | None = None
-  top_k: int | None = None
-  forbid: tuple[int, ...] = ()
   forgets: bool = False
 
   def __post_init__(self):
@@ -106,12 +94,6 @@ class Generate(Request):
       raise ValueError(f'max_tokens={self.max_tokens}: a span has at least one token')
     if isinstance(self.stop, str) or not all(self.stop):
       raise ValueError(f'stop={self.stop!r} is no tuple of non-empty strings')
-    self.sampling(Sampling())  # raises if one is out of range
-
-  def sampling(self, default: Sampling) -> Sampling:
-    """Returns the parameters of this request, the default's where it names none."""
-    own = (self.temperature, self.top_p, self.top_k)
-    return Sampling(*(other if value is None else value for value, other in zip(own, vars(default).values())))
 
   def submit(self, schedule, pending):
     schedule.policy.generate(pending)
@@ -122,7 +104,7 @@ class Generate(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Score(Request):
-  """Asks for log-probabilities of continuations of `node`, each text or ids, without truncation.
+  """Asks for log-probabilities of continuations of `node`, each text or ids.
 
   The temperature is the rollout's, as in training; 1 where the rollout is greedy. The reply has a list for
   each continuation, one number a token, or None where it does not fit.
@@ -200,6 +182,7 @@ class Ask(Request):
 
 
 SERVICES = Kind('service_calls', 'service_calls_failed', 'last_service_failure', 'calls of judge or reader')
+JUDGEMENTS = Kind('judgements', 'judge_failed', 'last_judge_failure', 'judgements')  # see training/judging.py
 
 
 def mostly_failed(metrics: Mapping[str, Any], names: Kind = SEARCHES) -> bool:
@@ -209,7 +192,7 @@ def mostly_failed(metrics: Mapping[str, Any], names: Kind = SEARCHES) -> bool:
 
 def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.MappingProxyType({}), *,
             most: bool = True) -> str | None:
-  """Returns a message about searches, tool calls and calls of services that failed; None for none.
+  """Returns a message about searches, tool calls, calls of services and judgements that failed, or None.
 
   Args:
     metrics: see `Schedule.metrics`; a row that has them, or what `add_failures` returns.
@@ -218,11 +201,12 @@ def failing(metrics: Mapping[str, Any], before: Mapping[str, Any] = types.Mappin
   """
   failed = lambda names: mostly_failed(metrics, names) if most else metrics.get(names.failed, 0) > 0
   others = metrics.get(TOOLS.failed, 0) > metrics.get(SEARCHES.failed, 0)  # searches are tool calls
-  kinds = [SEARCHES, SERVICES] if failed(SEARCHES) and (most or not others) else [SEARCHES, TOOLS, SERVICES]
+  tools = [] if failed(SEARCHES) and (most or not others) else [TOOLS]
   messages = []
-  for names in filter(failed, kinds):
-    again = mostly_failed(before, names) and before[names.last] == metrics[names.last]
-    reason = ', as before' if again else f'; the last: {metrics[names.last]}'
+  for names in filter(failed, [SEARCHES, *tools, SERVICES, JUDGEMENTS]):
+    last = metrics.get(names.last, '')
+    again = mostly_failed(before, names) and before.get(names.last, '') == last
+    reason = ', as before' if again else f'; the last: {last}'
     messages.append(f'{metrics[names.failed]} of {metrics[names.asked]} {names.what} failed{reason}')
   return '; '.join(messages) or None
 

@@ -41,16 +41,7 @@ class Slots(NamedTuple):
   episodes: jax.Array = 0  # int32, number of the episode
   requests: jax.Array = 0  # int32, number of the request within its episode
   temperature: jax.Array = 0.0  # float32, 0 is greedy
-  top_p: jax.Array = 1.0  # float32, 1 is off
-  top_k: jax.Array = 0  # int32, 0 is off
   states: jax.Array = 0  # int32, of the automaton of its stop strings; negative once one of them has ended
-  forbidden: jax.Array = 0  # int32, row of the table of forbidden tokens
-
-
-class Tables(NamedTuple):
-  """Tables over the vocabulary: a row for each state of an automaton and each set of forbidden tokens."""
-  following: jax.Array  # [states, V] int16
-  forbidden: jax.Array  # [sets, V] bool
 
 
 def idle_slots(count: int) -> Slots:
@@ -143,10 +134,9 @@ def draws(key, episodes, requests, lengths, *, steps: int):
   return jax.vmap(jax.vmap(draw, (None, None, 0)))(episodes, requests, depths)
 
 
-@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel', 'truncates'),
-                   donate_argnames=('pool', 'front'))
-def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tables: Tables, uniforms, enough,
-           limit, *, mesh: Mesh | None = None, kernel: str | None = None, truncates: bool = False):
+@functools.partial(jax.jit, static_argnames=('config', 'mesh', 'kernel'), donate_argnames=('pool', 'front'))
+def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, following, uniforms, enough,
+           limit, *, mesh: Mesh | None = None, kernel: str | None = None):
   """Samples up to n tokens in every slot that has any remaining.
 
   New entries are written to the front at every step and to the pool once at the end; by a kernel, to the pool
@@ -159,17 +149,17 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
       each path. The window is at least max(slots.lengths) + n + 1. None with a kernel.
     table: [S,pages] int32, the pages of each slot; with a front those of the window.
     kernel: the platform whose kernel attends, see kernels/paged_attention.py.
+    following: [states,V] int16, the state of the automaton that follows each, by the token.
     uniforms: [S,n], from `draws`: one for each token.
     enough, limit: int32 scalars; without a kernel the segment ends once `enough` slots have finished, or all,
       or after `limit` steps.
-    truncates: whether any slot has top_k or top_p.
   Returns:
     (pool, front, tokens [S,n] int32, logprobs [S,n] float32, counts [S] int32 of tokens generated, states [S]
     int32)
   """
-  def program(params, tables, enough, limit, pool, front, slots, table, uniforms):
+  def program(params, following, enough, limit, pool, front, slots, table, uniforms):
     S, n = uniforms.shape
-    started, forbidden = slots.remaining > 0, tables.forbidden[slots.forbidden]
+    started = slots.remaining > 0
     attend = attend_to_front if kernel is None else functools.partial(
       paged_attention.attend, table=table, platform=kernel, mesh=mesh)
 
@@ -181,12 +171,12 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
     def one_token(step, state):
       last, counts, active, states, held, tokens, logprobs = state
       hidden, held = forward_cached(config, params, last[:, None], slots.lengths + counts, held, attend)
-      chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots, forbidden, truncates)
+      chosen, logprob = sample(logits(params, hidden[:, 0]), uniforms[:, step], slots.temperature)
       last = jnp.where(active, chosen, last)
       tokens = jax.lax.dynamic_update_slice(tokens, last[:, None], (0, step))
       logprobs = jax.lax.dynamic_update_slice(logprobs, logprob[:, None], (0, step))
       counts = counts + active
-      states = jnp.where(active, tables.following[states, last].astype(jnp.int32), states)
+      states = jnp.where(active, following[states, last].astype(jnp.int32), states)
       active &= (states >= 0) & (counts < slots.remaining)
       return last, counts, active, states, held, tokens, logprobs
 
@@ -212,28 +202,22 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, tabl
     return pool, held, *results
 
   return in_lanes(mesh, program, (SAME, SAME, SAME, SAME, POOL, *[SLOT] * 4), (POOL, *[SLOT] * 5),
-                  params, tables, enough, limit, pool, front, slots, table, uniforms)
+                  params, following, enough, limit, pool, front, slots, table, uniforms)
 
 
-def sample(scores, uniform, slots: Slots, forbidden, truncates: bool = True):
+def sample(scores, uniform, temperature):
   """Draws one token a slot by inverting the distribution function, from one uniform number each.
 
   Args:
     scores: [S,V] float32 logits.
     uniform: [S] in [0, 1).
-    forbidden: [S,V] bool.
-    truncates: whether any slot has top_k or top_p.
+    temperature: [S], 0 is greedy.
   Returns:
-    (tokens [S] int32, logprobs [S] float32). The log-probability is that of the distribution that was sampled
-    from: softmax(scores / temperature) without the forbidden tokens, restricted to top_k, then to top_p of
-    what is left, and normalised again. A greedy token has its log-probability at temperature 1 without
-    truncation.
+    (tokens [S] int32, logprobs [S] float32). The log-probability is that of softmax(scores / temperature); a
+    greedy token has that at temperature 1.
   """
-  greedy = slots.temperature <= 0
-  scores = jnp.where(forbidden, -jnp.inf, scores) / jnp.where(greedy, 1, slots.temperature)[:, None]
-  if truncates:
-    truncated = ~greedy & ((slots.top_k > 0) | (slots.top_p < 1))
-    scores = truncate(scores, slots.top_k, slots.top_p, truncated)
+  greedy = temperature <= 0
+  scores = scores / jnp.where(greedy, 1, temperature)[:, None]
   peak = jnp.max(scores, axis=-1)
   mass = jnp.exp(scores - peak[:, None])
   normaliser = peak + jnp.log(jnp.sum(mass, axis=-1))
@@ -260,35 +244,3 @@ def _first_above(sums, masses, level):
   above = (masses > 0) & (sums > level[:, None])
   last = masses.shape[-1] - 1 - jnp.argmax((masses > 0)[:, ::-1], axis=-1)
   return jnp.where(jnp.any(above, axis=-1), jnp.argmax(above, axis=-1), last)
-
-
-def truncate(scores, top_k, top_p, rows):
-  """Sets -inf for what top_k (0 is off), then top_p of the rest (1 is off), leave out, in `rows` [S] alone.
-
-  Tokens that tie with the last one kept are kept too.
-  """
-  keep = _highest(scores, jnp.ones_like(scores), top_k.astype(jnp.float32))
-  scores = jnp.where((rows & (top_k > 0))[:, None] & ~keep, -jnp.inf, scores)
-  keep = _highest(scores, jax.nn.softmax(scores, axis=-1), top_p)
-  return jnp.where((rows & (top_p < 1))[:, None] & ~keep, -jnp.inf, scores)
-
-
-def _highest(scores, weights, wanted):
-  """Marks [S,V] the highest scores, as few as have weights that add up to `wanted` [S]; all if none do.
-
-  Bisects the 2^32 float32 numbers in their order: 32 passes over the vocabulary, where XLA would sort on one
-  core.
-  """
-  bits = jax.lax.bitcast_convert_type(scores, jnp.int32)
-  ranks = jnp.where(bits < 0, bits ^ jnp.int32(0x7FFFFFFF), bits)
-
-  def halve(_, bounds):
-    low, high = bounds  # what is at or above low suffices, what is at or above high does not
-    middle = (low & high) + ((low ^ high) >> 1)
-    enough = jnp.sum(jnp.where(ranks >= middle[:, None], weights, 0), axis=-1) >= wanted
-    return jnp.where(enough, middle, low), jnp.where(enough, high, middle)
-
-  extremes = jnp.iinfo(jnp.int32)
-  bounds = jnp.full(wanted.shape, extremes.min), jnp.full(wanted.shape, extremes.max)
-  low, _ = jax.lax.fori_loop(0, 32, halve, bounds)
-  return ranks >= low[:, None]

@@ -76,7 +76,7 @@ class ServedDecoding(contextlib.nullcontext):
       return self.schedule.set_reply(pending, self._append(pending, Span([], stop)))
     seed = np.random.SeedSequence([*self.seed, episode.number, episode.requests]).generate_state(1)[0] >> 1
     most = min(request.max_tokens, room)
-    self._start(pending, self.server.generate, request, most, request.sampling(self.sampling), int(seed))
+    self._start(pending, self.server.generate, request, most, self.sampling, int(seed))
 
   def score(self, pending: Pending) -> None:
     """Asks the server for log-probabilities."""

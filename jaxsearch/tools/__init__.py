@@ -7,6 +7,7 @@ that the policy calls by name is one listed in TOOLS, see tool.py. The rest of t
 import dataclasses
 import functools
 import importlib
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -77,7 +78,12 @@ class SearchBySource:
   """A back end for each source of questions (their `metadata['source']`), opened by `of(source)`."""
 
   def __init__(self, open_one: Callable[[str | None], SearchBackend]):
-    self.of = functools.cache(open_one)
+    self._open, self._locks = functools.cache(open_one), {}
+
+  def of(self, source: str | None) -> SearchBackend:
+    """Returns the back end of a source; the first of the threads that want it opens it."""
+    with self._locks.setdefault(source, threading.Lock()):
+      return self._open(source)
 
   def search(self, queries: Sequence[str], topk: int = 3):
     raise ValueError('search.by_source=True is for questions of a known source alone: set it to False here')

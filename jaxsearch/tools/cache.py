@@ -29,10 +29,10 @@ class Cache:
     if not path:
       return
     pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
-    # The timeout is for another process to finish writing.
-    self._db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
     columns = 'key BLOB PRIMARY KEY, answer TEXT'
     try:
+      # The timeout is for another process to finish writing.
+      self._db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
       self._run(f'CREATE TABLE IF NOT EXISTS answers ({columns}) WITHOUT ROWID')
     except sqlite3.DatabaseError as error:
       raise ValueError(f'{path} is no file of cached responses: {error}') from error

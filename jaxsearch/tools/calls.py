@@ -176,14 +176,15 @@ class ToolCall(Request):
     schedule.start(pending, functools.partial(self.run, own), 'tools', tools.workers, tools.deadline)
 
   def finish(self, schedule, pending, result, seconds):
-    """Calls of one list that stand behind the same span share the room there."""
+    """Calls of one list that stand behind the same span share the room and `max_observation`."""
     episode = pending.episode
     if isinstance(result, BaseException):
       result = failure_of(result)
     elif self.node is not None:
       sharing = sum(other.node is self.node for other in episode.asked if isinstance(other, ToolCall))
       room = min(schedule.policy.length - self.node.length, episode.tree.room(self.node)) // sharing
-      result = self.cut(result, schedule.tools, room, episode.tree.tokenizer)
+      tools = dataclasses.replace(schedule.tools, max_observation=schedule.tools.max_observation // sharing)
+      result = self.cut(result, tools, room, episode.tree.tokenizer)
     schedule.counts['seconds_tools'] += seconds
     schedule.count(SEARCHES, episode, [error and failure_of(error) for error in pending.searches])
     schedule.count(TOOLS, episode, [result])
@@ -210,7 +211,9 @@ class ToolCall(Request):
       joined = lambda documents: ''.join(document.text for document in documents)
       show_text = lambda documents: show(joined(documents))
       return joined(shorten([Document('', '', reply)], room, show_text, tokenizer))
-    return shorten(reply, room, show, tokenizer) if is_documents(reply) else reply
+    if not is_documents(reply):
+      return reply
+    return shorten(reply, room, show, tokenizer) or (NoRoom() if reply else [])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -237,17 +240,21 @@ class Call(ToolCall):
 class Search(ToolCall):
   """Asks the search back end; the reply is a list of documents, best first, cut to the room after `node`.
 
-  `topk` None takes the rollout's; `show` writes Search-R1's observation if not given, see `ToolCall`.
+  `show` writes Search-R1's observation if not given, see `ToolCall`.
   """
   node: Node
   query: str
-  topk: int | None = None
   show: Callable[[list[Document]], str] | None = None
   tool = 'search'
 
   def run(self, tools):
     return [dataclasses.replace(document, text=first_words(document.text, tools.words))
-            for document in tools.find(self.node, self.query, self.topk)]
+            for document in tools.find(self.node, self.query)]
+
+  def finish(self, schedule, pending, result, seconds):
+    if isinstance(result, ToolFailure) and not pending.searches:  # its time was up before it had a thread
+      pending.searches.append(TimeoutError(result.reason))
+    return super().finish(schedule, pending, result, seconds)
 
   def written(self, reply, special_tokens):
     return grammar.information(reply, special_tokens)
@@ -256,6 +263,10 @@ class Search(ToolCall):
 def is_documents(reply: Any) -> bool:
   """Tells whether a reply is a list of documents, [] included."""
   return isinstance(reply, list) and all(isinstance(one, Document) for one in reply)
+
+
+class NoRoom(list):
+  """Stands in place of documents that were found, none of which fits."""
 
 
 def texts_of(reply: Any) -> list[str]:

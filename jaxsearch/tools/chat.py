@@ -25,7 +25,7 @@ class Chat(JsonClient):
   Args:
     url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1'.
     concurrency: prompts of one `replies` in flight.
-    cache: file that keeps replies by prompt, model and sampling parameters, above temperature 0 too.
+    cache: file that keeps replies by url, prompt, model and sampling parameters, above temperature 0 too.
     options: of `JsonClient`; the timeout is that of one `reply`.
   """
 
@@ -51,7 +51,7 @@ class Chat(JsonClient):
     body = {**self._settings, 'messages': messages}
     if seed is not None and self._settings['temperature'] > 0:
       body['seed'] = seed
-    return self._cache.get(body, lambda: self.post(body, _text))
+    return self._cache.get([self.identity, body], lambda: self.post(body, _text))
 
   def replies(self, prompts: Sequence[Prompt],
               seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:

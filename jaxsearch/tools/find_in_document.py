@@ -8,7 +8,7 @@ import re
 from pydantic import Field
 
 from jaxsearch.tools.calls import Call, Tools
-from jaxsearch.tools.open_document import read
+from jaxsearch.tools.open_document import read, wrapped
 from jaxsearch.tools.tool import NOTHING, Arguments, declare
 from jaxsearch.trees.tree import Node
 
@@ -23,10 +23,12 @@ class FindArguments(Arguments):
 
 def find(tools: Tools, node: Node, name: str, words: str) -> str:
   """Returns the lines around the first places of words in a document; they may span lines."""
-  title, lines = read(tools, node, name)
-  starts = list(itertools.accumulate((len(line) + 1 for line in lines), initial=0))
+  title, paragraphs = read(tools, node, name)
+  lines, text = wrapped(paragraphs), '\n'.join(paragraphs)  # lines may break words
+  solid = list(itertools.accumulate((not letter.isspace() for letter in text), initial=0))
+  starts = list(itertools.accumulate((len(''.join(line.split())) for line in lines), initial=0))
   pattern = re.compile(r'\s+'.join(map(re.escape, words.split())), re.IGNORECASE)
-  places = (bisect.bisect_right(starts, match.start()) for match in pattern.finditer('\n'.join(lines)))
+  places = (bisect.bisect_right(starts, solid[match.start()]) for match in pattern.finditer(text))
   firsts = [max(place - AROUND, 1) for place in itertools.islice(dict.fromkeys(places), MOST)]
   shown = ['\n'.join([f'Line {first}:', *lines[first - 1:first + 2 * AROUND]]) for first in firsts]
   return '\n\n'.join([title, *shown] if shown or not lines else [title, NOTHING])

@@ -8,6 +8,7 @@ deadline hold for a whole response.
 
 import asyncio
 import functools
+import hashlib
 import itertools
 import json
 import os
@@ -64,6 +65,8 @@ class JsonClient:
     # Errors end up in logs and observations: no password, no query string in them.
     shown = (f'{address.scheme}://{address.netloc.decode()}{address.path}' for address in self._addresses)
     self.url = ','.join(shown)
+    whole = ','.join(map(str, self._addresses))  # what is kept of replies goes by it
+    self.identity = self.url if whole == self.url else hashlib.sha256(whole.encode()).hexdigest()
     self._timeout, self._attempts, self._backoff = timeout, attempts, backoff
     self._token, self._turn = check_secret(token, 'a token'), itertools.count()
     headers = {'content-type': 'application/json', 'accept-encoding': 'identity'}

@@ -4,6 +4,7 @@ Where the index has both parts, their scores are added.
 """
 
 import functools
+import glob
 import hashlib
 import itertools
 import json
@@ -203,10 +204,20 @@ def identity(manifest: Mapping[str, Any]) -> dict[str, Any]:
   return ranks | ({'dense': dense} if dense else {})
 
 
+def _identity(settings: Any) -> dict[str, Any]:
+  """Returns the identity of the index; where there is one for each source, of all that are there."""
+  before, each, after = settings.index.partition('{source}')
+  if not each:
+    return identity(read_manifest(settings.index))
+  found = sorted(glob.glob(f'{glob.escape(before)}*{glob.escape(after)}/manifest.json'))
+  folders = {path.removeprefix(before).removesuffix(f'{after}/manifest.json'): os.path.dirname(path)
+             for path in found}
+  return {'sources': {source: identity(read_manifest(folder)) for source, folder in folders.items()}}
+
+
 def _needs(settings: Any) -> dict[str, str]:
   return {'index': 'path'} | ({'encoder': 'path'} if settings.encoder else {})
 
 
 BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None),
-                  by_source=True,
-                  identity=lambda settings: identity(read_manifest(settings.index)), needs=_needs)
+                  by_source=True, identity=_identity, needs=_needs)

@@ -68,7 +68,8 @@ class McpServer:
             for one in self._ask(listed)]
 
   def _tool(self, name: str, description: str, parameters: Mapping[str, Any]) -> Tool:
-    written = json.dumps({'name': name, 'description': description, 'parameters': parameters})
+    whole = {'name': name, 'description': description, 'parameters': parameters}
+    written = json.dumps(whole, ensure_ascii=False)  # escapes would hide what is neutralised below
     if len(written) > SCHEMA:
       raise ValueError(f'{self.name}: the schema of {name!r:.100} has more than {SCHEMA} characters')
     kind = jsonschema.validators.validator_for(parameters, default=jsonschema.Draft202012Validator)
@@ -76,7 +77,11 @@ class McpServer:
     fitting = kind(parameters, registry=referencing.Registry())  # which fetches nothing
 
     def check(arguments: Any) -> Mapping[str, Any]:
-      if wrong := jsonschema.exceptions.best_match(fitting.iter_errors(arguments)):
+      try:
+        wrong = jsonschema.exceptions.best_match(fitting.iter_errors(arguments))
+      except (RecursionError, referencing.exceptions.Unresolvable) as error:
+        raise ValueError(f'{tool.usage}: its schema cannot be checked ({type(error).__name__})') from error
+      if wrong:
         place = '.'.join(map(str, wrong.path)) or 'arguments'
         raise ValueError(f'{tool.usage}: {place}: {wrong.message:.500}')
       return arguments
@@ -119,10 +124,11 @@ class McpServer:
     except TimeoutError as error:
       raise McpError(self.name, f'no reply in time ({self._timeout:g} s)', 'timeout') from error
     except mcp.MCPError as error:
-      faults = {CONNECTION_CLOSED: 'connection', REQUEST_TIMEOUT: 'timeout'}
-      if error.code == CONNECTION_CLOSED:
+      lost = error.code == CONNECTION_CLOSED or 'session' in error.message.casefold()  # a restart forgets it
+      if lost:
         self._drop(used)  # the next request opens another
-      raise McpError(self.name, error.message, faults.get(error.code, 'refused')) from error
+      fault = 'connection' if lost else 'timeout' if error.code == REQUEST_TIMEOUT else 'refused'
+      raise McpError(self.name, error.message, fault) from error
     except (OSError, ExceptionGroup) as error:
       self._drop(used)
       raise McpError(self.name, error, 'connection') from error

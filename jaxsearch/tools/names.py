@@ -21,7 +21,9 @@ class Names:
     self._keys = keys[self._order]
 
   def find(self, name: str) -> list[int]:
-    """Returns the numbers of documents with this id or title, in order, as far as hashes tell."""
+    """Returns the numbers of documents with this id or title, in order, as far as hashes tell; [] for ''."""
+    if not plain(name):  # the title of documents that have none
+      return []
     key = np.uint64(hashed(plain(name)))
     first, last = (np.searchsorted(self._keys, key, side) for side in ('left', 'right'))
     return np.unique(self._order[first:last] // 2).tolist()

@@ -50,7 +50,8 @@ class OpenDocument(ToolCall):
     return self.document + (f', line {self.line}' if self.line > 1 else '')
 
   def run(self, tools):
-    title, lines = read(tools, self.node, self.document)
+    title, paragraphs = read(tools, self.node, self.document)
+    lines = wrapped(paragraphs)
     if self.line > max(len(lines), 1):
       return f'{title} has {len(lines)} lines.'
     return Page(title, lines[self.line - 1:][:WINDOW], self.line, len(lines)) if lines else title
@@ -66,7 +67,7 @@ class OpenDocument(ToolCall):
 
 
 def read(tools: Tools, node: Node, name: str) -> tuple[str, list[str]]:
-  """Returns (title, lines) of a document by its id or title; (what is wrong, []) if there is none.
+  """Returns (title, paragraphs) of a document by its id or title; (what is wrong, []) if there is none.
 
   Documents of one title, such as the passages of an article, are one.
   """
@@ -74,8 +75,12 @@ def read(tools: Tools, node: Node, name: str) -> tuple[str, list[str]]:
   if not documents:
     return f'There is no document {name!r:.200}. Search, and open a document by its id.', []
   title = documents[0].title.strip() or documents[0].id
-  paragraphs = [paragraph for document in documents for paragraph in document.text.splitlines()]
-  return title, [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, WIDTH) or ['']]
+  return title, [paragraph for document in documents for paragraph in document.text.splitlines()]
+
+
+def wrapped(paragraphs: Sequence[str]) -> list[str]:
+  """Returns the lines of a document, which differ from its text in white space alone."""
+  return [line for paragraph in paragraphs for line in textwrap.wrap(paragraph, WIDTH) or ['']]
 
 
 TOOL = declare('open', OpenArguments, lambda node, arguments, show: [

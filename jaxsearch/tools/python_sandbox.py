@@ -49,7 +49,7 @@ class RunPython(ToolCall):
   """Runs a program; the reply is what it printed, cut to the room after `node`.
 
   The program may call `search(query, k)`, which returns documents as text, and `table()`, which returns the
-  rows of `table`. `show`: see `ToolCall`; by default CARL's observation.
+  rows of `table`. `show`: see `ToolCall`.
   """
   node: Node
   code: str
@@ -78,9 +78,6 @@ class RunPython(ToolCall):
     if tools.searches and None not in tools.searches:
       raise tools.searches[-1]
     return printed
-
-  def written(self, reply, special_tokens):
-    return grammar.output(reply, special_tokens)
 
 
 def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:

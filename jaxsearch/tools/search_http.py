@@ -73,7 +73,7 @@ class HttpSearch(JsonClient):
     """
     if not self._cache:
       return self._find(queries, topk)
-    self._corpus = self._corpus or self._cache.get(['corpus', self.url], self._tell_corpus, again=True)
+    self._corpus = self._corpus or self._cache.get(['corpus', self.identity], self._tell_corpus, again=True)
     return [self._kept(query, topk) for query in queries]
 
   def _kept(self, query: str, topk: int) -> list[Document]:
@@ -110,7 +110,7 @@ class HttpSearch(JsonClient):
         raise
     except (ValueError, LookupError, TypeError):
       pass
-    return self.url
+    return self.identity
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
     def document(hit: Hit) -> Document:

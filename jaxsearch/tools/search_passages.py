@@ -1,5 +1,7 @@
 """The tool `search`: passages for a query, or for each query of a list, together."""
 
+from typing import Annotated
+
 from pydantic import Field
 
 from jaxsearch.tools.calls import Search
@@ -8,7 +10,8 @@ from jaxsearch.tools.tool import Arguments, declare
 
 class SearchPassages(Arguments):
   """Searches for passages. Several queries, in a list, are searched for at the same time."""
-  query: str | list[str] = Field(description='What to look for, in a few words; or a list of such queries.')
+  query: str | Annotated[list[str], Field(max_length=8)] = Field(
+    description='What to look for, in a few words; or a list of such queries.')
 
 
 def _serve(node, arguments, show):

@@ -83,7 +83,8 @@ class WebSearch(JsonClient):
         self.paid += told if isinstance(told, int) and told >= 0 else 1
       return parse_response(response, topk)
 
-    return [Document(*fields) for fields in self._cache.get(body, lambda: self.post(body, parse))]
+    kept = self._cache.get([self.identity, body], lambda: self.post(body, parse))
+    return [Document(*fields) for fields in kept]
 
 
 def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:

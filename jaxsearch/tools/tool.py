@@ -10,10 +10,10 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from jaxsearch.tools.calls import ToolCall, ToolFailure, is_documents
+from jaxsearch.tools.calls import NoRoom, ToolCall, ToolFailure, is_documents
 from jaxsearch.trees.tree import Node
 
-NOTHING = 'Nothing was found.'
+NOTHING, NO_ROOM = 'Nothing was found.', 'Found, but there is no room to show it.'
 Show = Callable[[Any], str] | None  # writes a reply into the context, for measuring; see `ToolCall`
 
 
@@ -100,4 +100,4 @@ def _untitled(schema: Any) -> Any:
 def listed(documents: Sequence[Any]) -> str:
   """Writes documents with their ids, by which they can be opened and cited."""
   texts = (f'[{one.id}] {one.title.strip()}'.strip() + f'\n{one.text.strip()}' for one in documents)
-  return '\n\n'.join(texts) or NOTHING
+  return '\n\n'.join(texts) or (NO_ROOM if isinstance(documents, NoRoom) else NOTHING)

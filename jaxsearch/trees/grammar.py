@@ -137,11 +137,6 @@ def context(text: str, special_tokens: Iterable[str]) -> str:
   return f'<context>{neutralise(text, special_tokens, CARL)}</context>\n'
 
 
-def failure(reason: str, special_tokens: Iterable[str], tags: Tags = SEARCH_R1) -> str:
-  """Writes the observation after a tool that failed. The reason may quote a server: it is neutralised too."""
-  return observation(f'The search failed: {neutralise(reason.strip(), special_tokens, tags)}\n', tags)
-
-
 def invalid_action(tags: Tags = SEARCH_R1) -> str:
   """Writes the observation after a span that ended in neither a search nor an answer."""
   return ('\nThat was not a valid action. '

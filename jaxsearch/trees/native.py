@@ -20,10 +20,13 @@ from jaxsearch.trees.grammars import Called, Malformed, Reading, Tagged, of_tags
 
 Raw = tuple[str, dict] | Malformed  # name and arguments as they were written
 _CALL = re.compile(r'<tool_call>(.*?)(</tool_call>|\Z)', re.DOTALL)
+_LLAMA = re.compile(  # where a turn begins to call: at the tag, as a whole, or with an object that has a name
+  r'<\|python_tag\|>|\A(?=\{)|^[ \t]*(?:```\w*\s*)?(?=(?:\[\s*)?\{[^{}]*"name"\s*:)', re.MULTILINE)
 _FUNCTION = re.compile(
   r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)(?:</function>(?:\s*</tool_call>)?|(\Z))', re.DOTALL)
-_PARAMETER = re.compile(r'<parameter=([^>\n]*)>\n?(.*?)\n?</parameter>', re.DOTALL)
+_PARAMETER = re.compile(r'<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)', re.DOTALL)
 _WORDS = {'True': True, 'False': False, 'None': None}
+UNOPENED = Malformed('shape', 'The call does not begin. Write it again, whole.')
 UNCLOSED = Malformed('unclosed', 'The call does not end. Write it again, whole.')
 CUT = Malformed('cut', 'This turn was cut off. Keep it short: call a tool, or answer.')
 EMPTY = Malformed('empty', 'This turn has no call and no answer. Call a tool, or answer.')
@@ -36,13 +39,16 @@ def read_hermes(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
   calls = []
   for match in _CALL.finditer(text):
     calls += _objects(match[1]) if match[2] else [UNCLOSED]
-  return _CALL.sub('', text), calls
+  rest = _CALL.sub('', text)
+  return rest, [*calls, *[UNOPENED] * ('</tool_call>' in rest)]
 
 
 def read_llama3(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
-  """Returns (text, calls): the whole turn is JSON, behind a `<|python_tag|>` or not; `;` joins several."""
-  written = text.replace('<|python_tag|>', ' ').strip()
-  return ('', _objects(written)) if '<|python_tag|>' in text or written[:1] == '{' else (text, [])
+  """Returns (text before the calls, calls): JSON behind `<|python_tag|>`, in a fence, or bare; `;` joins."""
+  if not (begun := _LLAMA.search(text)):
+    return text, []
+  written = text[begun.end():].replace('<|python_tag|>', ' ').strip().removesuffix('```')
+  return text[:begun.start()], _objects(written)
 
 
 def read_coder(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
@@ -66,7 +72,7 @@ def _objects(text: str) -> Iterator[Raw]:
     except (ValueError, RecursionError) as error:
       yield Malformed('json', f'The call is not JSON: {error}.')
       return
-    yield from map(_call, value if isinstance(value, list) else [value])
+    yield from map(_call, value if value and isinstance(value, list) else [value])
 
 
 def _call(value: Any) -> Raw:
@@ -84,9 +90,17 @@ def _call(value: Any) -> Raw:
   return Malformed('shape', 'A call is an object with a "name", which is a text, and an object of arguments.')
 
 
-def _value(text: str, schema: Mapping[str, Any]) -> Any:
+def _kinds(schema: Any) -> set[str]:
+  """Returns the types that a JSON schema allows, as far as it says."""
+  schema = schema if isinstance(schema, Mapping) else {}  # it may be true
+  own = schema.get('type') or ['string'] * all(isinstance(one, str) for one in schema.get('enum', [0]))
+  others = [*schema.get('anyOf', ()), *schema.get('oneOf', ())]
+  return set([own] if isinstance(own, str) else own).union(*map(_kinds, others))
+
+
+def _value(text: str, schema: Any) -> Any:
   """Reads a value: JSON where the schema has no text, or where it has a list or object and that begins."""
-  kinds = {one.get('type') for one in (schema, *schema.get('anyOf', ()))}
+  kinds = _kinds(schema)
   if 'string' in kinds and not (text[:1] in ('[', '{') and kinds & {'array', 'object'}):
     return text
   try:
@@ -106,7 +120,14 @@ def _as_hermes(call: Any) -> str:
   match call:
     case {'function': {'name': str(name), 'arguments': str(arguments)}}:
       return f'<tool_call>\n{{"name": {_json(name)}, "arguments": {arguments}}}\n</tool_call>'
-  raise ValueError("a call without a function's name and arguments as text in 'choices[0].message'")
+  return f'<tool_call>\n{_json(call)}\n</tool_call>'  # malformed
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+  """Returns the text of a server's message: of all parts where it has a list of them, '' for null."""
+  content = message.get('content') or ''
+  parts = content if isinstance(content, list) else [{'text': content}]
+  return ''.join(str(part.get('text') or '') for part in parts if isinstance(part, Mapping))
 
 
 def write_hermes(name: str, arguments: Mapping[str, Any]) -> str:
@@ -235,10 +256,11 @@ class Native(Tagged):
     missing = self._ends - set(self.tokenizer.eos_ids)
     return tuple(map(self.tokenizer.backend.id_to_token, sorted(missing)))
 
-  @property
+  @functools.cached_property
   def offered(self) -> list[dict[str, Any]]:
-    """Returns the tools, as chat templates and servers take them."""
-    return [{'type': 'function', 'function': dict(tool.schema)} for tool in self.tools.values()]
+    """Returns the tools, as chat templates and servers take them, inert."""
+    return [{'type': 'function', 'function': json.loads(self.safe(_json(tool.schema)))}
+            for tool in self.tools.values()]
 
   def closed(self, node: Any) -> bool:
     """Tells whether a span ended its turn."""
@@ -280,7 +302,7 @@ class Native(Tagged):
     thinking = ' '.join(filter(None, (thought, rest.partition(f'<{self.tags.answer}>')[0].strip())))
     for call in calls:
       if isinstance(call, Called) and self.tools[call.name].serve is None:
-        return Reading(thinking, (), str(call.arguments['answer']).strip() or None)
+        return Reading(thinking, (), str(call.arguments['answer']).strip())
     answer = None if calls else grammar.answer(content, self.tags)
     if not calls and answer is None:
       answer = content or None if self.closed(node) else None
@@ -303,6 +325,8 @@ class Native(Tagged):
       self.tools[name].check(arguments)
     except ValueError as error:
       return Malformed('arguments', self.safe(str(error)))
+    if self.tools[name].serve is None and not str(arguments['answer']).strip():
+      return EMPTY
     return Called(name, arguments)
 
   def observe(self, node: Any, results: Sequence[tuple[Called | Malformed, str]]) -> str:
@@ -356,13 +380,8 @@ class ServerCalls(Native):
     return templates.fill(templates.turns(templates.of_calls(template)), question=self.safe(question.strip()))
 
   def said(self, message: Mapping[str, Any]) -> str:
-    """Returns a message of the server's as the policy says it on the tree; ValueError if it says nothing."""
-    match message:
-      case {'tool_calls': [_, *_] as calls}:
-        return '\n'.join([*filter(None, [message.get('content')]), *map(_as_hermes, calls)])
-      case {'content': str(text)}:
-        return text
-    raise ValueError("neither text nor calls in 'choices[0].message'")
+    """Returns a message of the server's as the policy says it on the tree."""
+    return '\n'.join([*filter(None, [text_of(message)]), *map(_as_hermes, message.get('tool_calls') or ())])
 
   def messages(self, node: Any) -> list[dict[str, Any]]:
     """Returns a turn of the policy, or the results that follow one, as messages; [] for any other span."""

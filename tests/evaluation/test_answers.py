@@ -187,8 +187,3 @@ def test_several_samples_and_lines_that_say_how_long_they_take(folder, tmp_path,
   assert (own['n'], len(records)) == (2, 6) and [record['sample'] for record in records] == [0, 1, 2] * 2
   assert own['pass@1'] == pytest.approx(own['em']) == own['maj@1'] and 'pass@4' not in own
   assert len({record['spans'][1]['text'] for record in records}) > 2  # samples of a question differ
-
-
-def test_ask_shows_the_search_and_the_answer(capsys):
-  assert cli.main(['ask', '--config.sampler.slots=8', 'What', 'is the capital of Portugal?']) == 0
-  assert capsys.readouterr().out.strip()

@@ -23,9 +23,3 @@ def test_a_method_keeps_the_contract(name):
     assert all(setting.kind is setting.KEYWORD_ONLY and setting.default is not setting.empty
                for setting in settings)
   method.credit([], context())  # a step of which no tree is left
-
-
-@pytest.mark.parametrize('name', ['no_such', 'credit', 'actions'])
-def test_what_is_no_method_is_named(name):
-  with pytest.raises(ValueError, match=f"method='{name}'.*jaxsearch/methods/{name}.py"):
-    methods.find_method(name)

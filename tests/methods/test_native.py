@@ -3,9 +3,11 @@
 import pytest
 
 from jaxsearch.methods import carl, cusearch, find_method, r_search, search_r1, search_r2, slate, step_search
+from jaxsearch.methods.actions import Action
 from jaxsearch.sampler.requests import Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.tools import find_tool
 from jaxsearch.trees import grammar, native
+from jaxsearch.trees.grammars import Called
 from jaxsearch.trees.tree import Role, Stop
 from tests.methods import driving
 from tests.methods.driving import segments
@@ -42,6 +44,8 @@ def test_calls_of_one_turn_are_served_together_in_order():
                           '[b] b\ntext\n\n[c] c\ntext\n</tool_response><|im_end|>\n<|im_start|>assistant\n']
   assert (tree.answer, tree.stop, tree.metrics['searches'], tree.metrics['found']) == ('Ada', Stop.ANSWERED, 3, 3)
   assert [document.id for document in segments(tree)[0].data['documents']] == ['a', 'b', 'c']
+  of_a_server = [Called('search', {'q': 'x'}), Called('search', {'query': ['a', 7]})]
+  assert Action(None, '', of_a_server, None).query == 'a\n7'
 
 
 @pytest.mark.parametrize('family', FAMILIES)

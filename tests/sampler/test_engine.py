@@ -23,14 +23,14 @@ from jaxsearch.trees.tree import Role, Stop, Tree
 PROMPTS = ['Question: what is the capital of France?', 'Question: who?', 'Doc 1: it is a city, but which one is it?']
 
 
-def chain(tree, prompt, turns=2, tokens=12, **sampling):
+def chain(tree, prompt, turns=2, tokens=12):
   """A rollout of several turns, each followed by a search."""
   node = tree.root.append(prompt, Role.PROMPT)
   for turn in range(turns):
-    node = yield Generate(node, stop=('</search>',), max_tokens=tokens + 5 * (turn % 2), **sampling)
+    node = yield Generate(node, stop=('</search>',), max_tokens=tokens + 5 * (turn % 2))
     if turn < turns - 1:
       found = yield Search(node, f'{prompt} {turn}')
-      text = (grammar.failure(found.reason, ()) if isinstance(found, ToolFailure) else grammar.information(found, ()))
+      text = grammar.information([] if isinstance(found, ToolFailure) else found, ())
       node = node.append(text, Role.OBSERVATION)
   tree.stop = Stop.BUDGET
 
@@ -53,13 +53,13 @@ def tokens_of(trees):
   return [[node.tokens for node in tree.nodes(Role.POLICY)] for tree in trees]
 
 
-def assert_greedy(node, next_logprobs, eos):
-  """The span is what a loop that computes everything anew for each token chooses, and carries its log-probabilities."""
+def assert_computed(node, next_logprobs, eos, greedy=False):
+  """The log-probabilities are those of a loop that computes everything anew for each token, which chooses these if greedy."""
   path = node.parent.path_tokens()
   for token, logprob in zip(node.tokens, node.sampler_logprobs, strict=True):
     expected = next_logprobs(path)
-    assert token == int(expected.argmax())
-    assert logprob == pytest.approx(expected.max(), abs=1e-4)
+    assert logprob == pytest.approx(expected[token], abs=1e-4)
+    assert token == int(expected.argmax()) or not greedy
     path.append(token)
   assert node.stop == LENGTH or node.tokens[-1] in eos or node.text.endswith('</search>')
 
@@ -68,7 +68,7 @@ def test_greedy_equals_full_recomputation(make_engine, next_logprobs, tokenizer)
   trees, _ = run(make_engine(temperature=0.0), chains(PROMPTS))
   for tree in trees:
     for node in tree.nodes(Role.POLICY):
-      assert_greedy(node, next_logprobs, tokenizer.eos_ids)
+      assert_computed(node, next_logprobs, tokenizer.eos_ids, greedy=True)
 
 
 def test_rows_depend_neither_on_batch_mates_nor_on_refill_order(make_engine):
@@ -135,44 +135,20 @@ def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, p
   assert spans(lower) == spans(same)
 
 
-def test_truncated_logprobs_are_of_the_truncated_distribution(make_engine, next_logprobs):
-  trees, _ = run(make_engine(temperature=0.8, top_k=5, top_p=0.9), chains(PROMPTS))
-  for node in (node for tree in trees for node in tree.nodes(Role.POLICY)):
-    path = node.parent.path_tokens()
-    for token, logprob in zip(node.tokens, node.sampler_logprobs):
-      scores = next_logprobs(path, temperature=0.8)
-      best = np.argsort(-scores)[:5]
-      kept = np.exp(scores[best]) / np.exp(scores[best]).sum()
-      best = best[:int(np.searchsorted(np.cumsum(kept), 0.9)) + 1]
-      assert token in best
-      expected = scores[token] - np.log(np.exp(scores[best]).sum())
-      assert logprob == pytest.approx(expected, abs=1e-4)
-      path.append(token)
-
-
-def test_forbidden_tokens_are_not_sampled(make_engine, config):
-  allowed = (40, 41, 42)
-  forbid = tuple(set(range(config.vocab_size)) - set(allowed))
-  trees, _ = run(make_engine(), chains(PROMPTS[:1], forbid=forbid))
-  assert {token for span in tokens_of(trees)[0] for token in span} <= set(allowed)
-  assert all(logprob <= 0 for node in trees[0].nodes(Role.POLICY) for logprob in node.sampler_logprobs)
-
-
 def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs, tokenizer):
   """Siblings from one node, then on from a sibling, then from an ancestor; nothing cached is computed again."""
   prompt = PROMPTS[2] + ' ' + PROMPTS[0]
 
   def grow(tree):
     node = tree.root.append(prompt, Role.PROMPT)
-    siblings = yield [Generate(node, max_tokens=6 + i, temperature=1.0) for i in range(3)]
+    siblings = yield [Generate(node, max_tokens=6 + i) for i in range(3)]
     last = yield Generate(siblings[1].append(PROMPTS[1], Role.OBSERVATION), max_tokens=8)
     again = yield Generate(node.append(PROMPTS[0], Role.OBSERVATION), max_tokens=8)   # forgets all of that
-    tree.root.data['greedy'] = [last, again]
+    tree.root.data['spans'] = [last, again]
 
-  engine = make_engine(temperature=0.0)
-  trees, metrics = run(engine, [grow])
-  for node in trees[0].root.data['greedy']:
-    assert_greedy(node, next_logprobs, tokenizer.eos_ids)
+  trees, metrics = run(make_engine(), [grow])
+  for node in trees[0].root.data['spans']:
+    assert_computed(node, next_logprobs, tokenizer.eos_ids)
   size = {text: len(tokenizer.encode(text)) for text in (prompt, *PROMPTS)}
   # each extension begins with the token sampled last; a rewind does not even need the last one of the prompt again
   assert metrics['tokens_prefilled'] == (size[prompt] - 1) + size[PROMPTS[1]] + (size[PROMPTS[0]] - 1)
@@ -181,21 +157,13 @@ def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs,
   assert len({tuple(node.tokens[:6]) for node in siblings}) == 3     # drawn independently of each other
 
 
-def test_a_group_computes_its_prompt_once(make_engine, tokenizer):
-  prompt = 'Doc 1: ' + PROMPTS[0] * 2
-  _, metrics = run(make_engine(), chains([prompt] * 6, turns=1))
-  assert metrics['tokens_prefilled'] == len(tokenizer.encode(prompt)) - 1
-  assert metrics['tokens_reused'] == 5 * (len(tokenizer.encode(prompt)) - 1)
-  assert metrics['episodes'] == 6
-
-
 def test_nothing_compiles_after_compile_all_and_nothing_is_copied_unasked(make_engine, compiled):
   engine = make_engine()
   engine.compile_all(score=True)
 
   def scored(tree):
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
-    yield [Score(node, ('yes', ' no')), Generate(node, temperature=0.0, top_k=3), Generate(node, forbid=(7,))]
+    yield [Score(node, ('yes', ' no')), Generate(node)]
 
   growths = chains(PROMPTS * 3, turns=3) + [scored] * 2
   trees = [Tree(engine.tokenizer) for _ in growths]
@@ -288,7 +256,7 @@ def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_log
     node = tree.root.append(PROMPTS[0], Role.PROMPT)
     node = yield Generate(node, max_tokens=10)
     tree.root.data['scores'], behind, more = yield [
-      Score(node, continuations), Score(node, continuations[:1], cue=PROMPTS[1]), Generate(node, max_tokens=5, temperature=0.0)]
+      Score(node, continuations), Score(node, continuations[:1], cue=PROMPTS[1]), Generate(node, max_tokens=5)]
     tree.root.data['scores'] += behind
     tree.root.data['nodes'] = node, more
 
@@ -302,7 +270,7 @@ def test_scores_are_log_probabilities_of_the_continuations(make_engine, next_log
         expected.append(next_logprobs(path)[token])
         path.append(token)
       np.testing.assert_allclose(logprobs, expected, atol=1e-4)
-    assert_greedy(more, next_logprobs, tokenizer.eos_ids)
+    assert_computed(more, next_logprobs, tokenizer.eos_ids)
 
 
 def test_the_clock_mode_grows_the_same_tokens(make_engine):

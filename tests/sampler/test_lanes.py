@@ -41,7 +41,7 @@ def siblings(tree):
 
 
 def one_span(tree):
-  yield Generate(tree.root.append(tree.question.question, Role.PROMPT), max_tokens=12, forbid=(0,))
+  yield Generate(tree.root.append(tree.question.question, Role.PROMPT), max_tokens=1)
 
 
 def test_tokens_are_those_of_one_device(engine, make_engine):
@@ -76,6 +76,7 @@ def test_the_trees_of_a_question_share_a_lane_unless_another_would_be_idle(engin
   metrics = engine.run([(one_span(tree), tree) for tree in trees], jax.random.key(0))
   sizes = [len(engine.tokenizer.encode(prompt)) - 1 for prompt in prompts]
   assert metrics['tokens_prefilled'] == np.dot(sizes, prefills) and metrics['idle_share'] == 0
+  assert metrics['tokens_reused'] == np.dot(sizes, np.subtract(groups, prefills))
 
 
 @pytest.mark.parametrize(('heads', 'tensor', 'lanes'), [(2, 0, 4), (2, 1, 8), (8, 0, 1), (8, 2, 4), (8, 4, 2), (2, 4, 4)])

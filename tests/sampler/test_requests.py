@@ -2,17 +2,15 @@
 
 import pytest
 
-from jaxsearch.sampler.requests import Generate, Score, ToolFailure, add_failures, failing, failure_of, one_line
+from jaxsearch.sampler.requests import Generate, Sampling, Score, ToolFailure, add_failures, failing, failure_of, one_line
 from jaxsearch.trees.tree import Tree
 
 
 @pytest.mark.parametrize('wrong', [
-    {'max_tokens': 0}, {'stop': '</search>'}, {'stop': ('',)}, {'temperature': -1.0}, {'temperature': float('nan')},
-    {'top_p': 0.0}, {'top_p': 1.5}, {'top_k': -1}])
-def test_generate_names_what_is_wrong(wrong):
+  {'max_tokens': 0}, {'stop': '</search>'}, {'stop': ('',)}, {'temperature': -1.0}, {'temperature': float('nan')}])
+def test_what_is_wrong_is_named(wrong):
   with pytest.raises(ValueError, match=next(iter(wrong))):
-    Generate(Tree(None).root, **wrong)
-  Generate(Tree(None).root, stop=('</search>',), max_tokens=1, temperature=0.0, top_p=1.0, top_k=0)
+    Sampling(**wrong) if 'temperature' in wrong else Generate(Tree(None).root, **wrong)
 
 
 def test_a_score_records_its_cue_apart():
@@ -46,6 +44,8 @@ def figures(failed=0, asked=0, services_failed=0, services=0, calls_failed=None,
   ({}, None), (figures(), None), (figures(1, 2), None), (figures(2, 3), '2 of 3 searches failed; the last: down'),
   (figures(0, 3, calls_failed=2), '2 of 3 tool calls failed; the last: down'),
   (figures(1, 3, 4, 5), '4 of 5 calls of judge or reader failed; the last: judge: off'),
+  ({'judgements': 4, 'judge_failed': 2}, None),
+  ({'judgements': 4, 'judge_failed': 3, 'last_judge_failure': 'judge: off'}, '3 of 4 judgements failed; the last: judge: off'),
   (figures(3, 3, 1, 1), '3 of 3 searches failed; the last: down; 1 of 1 calls of judge or reader failed; the last: judge: off')])
 def test_what_mostly_failed_is_said(metrics, said):
   assert failing(metrics) == said
@@ -56,6 +56,8 @@ def test_a_reason_is_said_once():
   assert failing(figures(3, 4), before=figures(1, 3)) == '3 of 4 searches failed; the last: down'  # was not said before
   assert failing(figures(3, 4, reason='refused'), before=figures(3, 3)).endswith('; the last: refused')
   assert failing(figures(0, 4), before=figures(3, 3)) is None
+  unsaid = {'searches_asked': 4, 'searches_failed': 3}
+  assert failing(unsaid, before=unsaid) == '3 of 4 searches failed, as before'
 
 
 def test_all_that_failed_is_said_where_it_is_asked_for():

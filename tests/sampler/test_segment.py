@@ -8,21 +8,14 @@ import pytest
 from jaxsearch.sampler import segment
 
 
-def slots(count, temperature=1.0, top_p=1.0, top_k=0):
-  zeros = jnp.zeros(count, jnp.int32)
-  return segment.Slots(*[zeros] * 5, temperature=jnp.full(count, temperature), top_p=jnp.full(count, top_p),
-                       top_k=jnp.full(count, top_k), states=zeros, forbidden=zeros)
-
-
 @pytest.mark.parametrize('vocab', [5, 128, 300])
 def test_equally_spaced_uniforms_draw_every_token_as_often_as_it_is_probable(vocab):
   scores = np.random.default_rng(0).normal(size=vocab).astype(np.float32) * 2
-  forbidden = np.zeros(vocab, bool)
-  forbidden[[1, 3]] = True
+  scores[[1, 3]] = -np.inf
   n = 4096
   uniforms = (jnp.arange(n) + 0.5) / n
-  tokens, logprobs = segment.sample(jnp.tile(scores, (n, 1)), uniforms, slots(n, temperature=0.7), jnp.tile(forbidden, (n, 1)))
-  expected = np.where(forbidden, 0, np.exp(scores / 0.7))
+  tokens, logprobs = segment.sample(jnp.tile(scores, (n, 1)), uniforms, jnp.full(n, 0.7))
+  expected = np.exp(scores / 0.7)
   expected /= expected.sum()
   np.testing.assert_allclose(np.bincount(tokens, minlength=vocab) / n, expected, atol=1.5 / n)
   np.testing.assert_allclose(logprobs, np.log(expected[np.asarray(tokens)]), atol=1e-5)
@@ -30,35 +23,16 @@ def test_equally_spaced_uniforms_draw_every_token_as_often_as_it_is_probable(voc
 
 def test_the_ends_of_the_unit_interval_draw_possible_tokens():
   scores = jnp.full((2, 200), -jnp.inf).at[:, 150].set(1.0).at[:, 151].set(0.0)
-  tokens, logprobs = segment.sample(scores, jnp.array([0.0, 1 - 2**-24]), slots(2), jnp.zeros((2, 200), bool))
+  tokens, logprobs = segment.sample(scores, jnp.array([0.0, 1 - 2**-24]), jnp.ones(2))
   assert tokens.tolist() == [150, 151]
   assert np.isfinite(logprobs).all()
 
 
-def test_greedy_ignores_truncation_and_reports_temperature_one():
-  scores = jnp.array([[1.0, 3.0, 2.0], [1.0, 3.0, 2.0]])
-  mixed = slots(2)._replace(temperature=jnp.array([0.0, 1.0]), top_k=jnp.array([1, 1]))
-  tokens, logprobs = segment.sample(scores, jnp.array([0.99, 0.99]), mixed, jnp.zeros((2, 3), bool))
-  assert tokens.tolist() == [1, 1]
-  np.testing.assert_allclose(logprobs, [jax.nn.log_softmax(scores[0])[1], 0.0], atol=1e-6)
-
-
-@pytest.mark.parametrize('top_k, top_p', [(1, 1.0), (7, 1.0), (0, 0.5), (0, 0.95), (20, 0.8), (10**6, 0.999)])
-def test_truncation_keeps_what_sorting_keeps(top_k, top_p):
-  rng = np.random.default_rng(1)
-  scores = rng.normal(size=(6, 300)).astype(np.float32) * 3
-  on = np.array([True] * 5 + [False])
-  result = segment.truncate(scores, jnp.full(6, top_k), jnp.full(6, np.float32(top_p)), on)
-  for row, kept, truncated in zip(scores, result, on):
-    order = np.argsort(-row)
-    if truncated and top_k:
-      order = order[:top_k]
-    if truncated and top_p < 1:
-      mass = np.cumsum(np.exp(row[order].astype(np.float64)) / np.exp(row[order].astype(np.float64)).sum())
-      order = order[:np.searchsorted(mass, top_p) + 1]
-    expected = np.full_like(row, -np.inf)
-    expected[order] = row[order]
-    np.testing.assert_array_equal(np.isfinite(kept), np.isfinite(expected))
+def test_greedy_reports_temperature_one():
+  scores = jnp.array([1.0, 3.0, 2.0])
+  (token,), logprob = segment.sample(scores[None], jnp.array([0.99]), jnp.array([0.0]))
+  assert token == 1
+  np.testing.assert_allclose(logprob, [jax.nn.log_softmax(scores)[1]], atol=1e-6)
 
 
 def test_draws_belong_to_episode_request_and_depth():
@@ -93,6 +67,6 @@ def test_a_token_of_probability_0_is_never_drawn_where_rounding_makes_room_for_i
   assert found  # else this platform adds in order, and nothing is tested
   scores = jnp.stack([scores for scores, *_ in found for _ in range(2)])
   uniforms = jnp.array([uniform for _, *own in found for uniform in own])
-  tokens, logprobs = segment.sample(scores, uniforms, slots(len(uniforms)), jnp.zeros(scores.shape, bool))
+  tokens, logprobs = segment.sample(scores, uniforms, jnp.ones(len(uniforms)))
   assert np.isfinite(logprobs).all()
   assert np.isfinite(np.asarray(scores)[np.arange(len(tokens)), tokens]).all()

@@ -12,11 +12,9 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from jaxsearch.models.architecture import DecoderConfig, initial_params
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.registry import find
 from jaxsearch.sampler.requests import END, LENGTH, Generate
 from jaxsearch.sampler.stops import ENDED, automaton
 from jaxsearch.trees.tree import Role, Tree
-from tests.trees.speaking import smollm2
 
 STOPS = ('</search>', '</answer>')
 
@@ -58,30 +56,6 @@ def test_end_tokens_come_before_stop_strings():
   table = automaton([b'a', b'b', b''], ('ab',), ends=(1,))
   assert table.dtype == np.int16 and table[0, 0] > 0
   assert (table[:, 1] == ENDED).all() and (table[:, 2] == np.arange(len(table))).all()
-
-
-@pytest.fixture(scope='module', params=[pytest.param(smollm2, marks=pytest.mark.needs_weights),
-                                        lambda: find('tokenizers', 'world')], ids=['smollm2', 'world'])
-def real(request):
-  """(tokenizer, its pieces, stop strings, their automaton)"""
-  tokenizer, stops = Tokenizer.load(request.param()), (*STOPS, '</context>', '```\n', '>>')
-  pieces = tokenizer.pieces()
-  return tokenizer, pieces, stops, automaton(pieces, stops, tokenizer.eos_ids)
-
-
-parts = st.lists(st.one_of(st.sampled_from(['</search>', '</', 'search', 'sea', 'rch>', '>', '>>', '</answer', '`', '``\n',
-                                            '</con', 'text>', 'capital of', ' é', '\n']), st.text(max_size=3)), max_size=10)
-
-
-@hypothesis.given(parts, st.data())
-@hypothesis.settings(max_examples=200, deadline=None)
-def test_the_automaton_of_a_real_tokenizer_stops_where_the_rule_does(real, texts, data):
-  """A text is cut into tokens as the tokenizer does, and at random: a policy may spell a tag in any way."""
-  tokenizer, pieces, stops, table = real
-  tokens = [token for text in texts for token in tokenizer.encode(text if data.draw(st.booleans()) else ' ' + text)]
-  tokens = [token for token in tokens if token not in tokenizer.eos_ids]
-  assert_same_stops(table, pieces, stops, tokens)
-  assert_same_stops(table, pieces, stops, [token for token in tokenizer.encode(''.join(texts)) if token not in tokenizer.eos_ids])
 
 
 WORDS = ['go', '</s', 'ear', 'ch>', 'ch>x', '</search>', 'a>', '>', 'arch', 'q</search>y</answer>', '</an', 'swer', ' and']

@@ -43,6 +43,8 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path):
   with pytest.raises(ValueError, match=r'notes\.txt is no file of cached responses'):
     Cache(path)
   assert path.read_text() == 'my notes\n' * 100
+  with pytest.raises(ValueError, match='is no file of cached responses'):
+    Cache(tmp_path)
 
 
 def test_failures_are_not_kept_nor_anything_without_a_file(tmp_path):

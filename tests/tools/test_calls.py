@@ -15,6 +15,7 @@ from jaxsearch.world import files as world
 
 WORLD = Tokenizer.load(world.folder())
 ALL = Tools(answer_reserve=0, max_observation=10**6)
+OUTPUT = '<output>{}</output>\n'.format
 
 
 class Bytes:
@@ -37,8 +38,8 @@ def test_texts_are_cut_at_one_length_the_largest_that_fits():
 
 
 def test_the_output_of_a_program_is_cut_to_the_room():
-  request = RunPython(None, 'print(1)')
-  room = len(grammar.output('a' * 40, ()))
+  request = RunPython(None, 'print(1)', show=OUTPUT)
+  room = len(OUTPUT('a' * 40))
   for available, size in ((1000, 100), (room, 40), (3, 0)):  # not even the tags fit into 3
     assert request.cut('a' * 100, ALL, available, Bytes()) == 'a' * size
 
@@ -85,7 +86,7 @@ def test_each_search_of_a_call_is_counted_with_its_error(reply):
 
 
 def test_an_observation_leaves_room_for_an_answer_and_has_a_limit():
-  request, size = RunPython(None, 'print(1)'), len(grammar.output('', ()))
+  request, size = RunPython(None, 'print(1)', show=OUTPUT), len(OUTPUT(''))
   for tools, room in ((Tools(answer_reserve=30), 100), (Tools(max_observation=70), 1000)):
     assert len(request.cut('a' * 200, tools, room, Bytes())) == 70 - size
 

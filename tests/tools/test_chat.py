@@ -67,7 +67,7 @@ def test_replies_come_in_order_and_failures_stand_in_their_place():
   assert isinstance(slow, ChatError) and 'no complete response within 2 s' in slow.reason
 
 
-def test_replies_are_kept_by_prompt_model_and_sampling_parameters_and_failures_are_not(tmp_path):
+def test_replies_are_kept_by_address_prompt_model_and_sampling_parameters_and_failures_are_not(tmp_path):
   kept = dict(cache=tmp_path / 'replies')
   with server((400, b''), (200, told('1'))) as (url, seen):
     chat = Chat(url, 'm', **kept)
@@ -76,6 +76,7 @@ def test_replies_are_kept_by_prompt_model_and_sampling_parameters_and_failures_a
     assert chat.replies(['a'] * 5) == ['1'] * 5 and len(seen) == 2
     for model, other in (('n', {}), ('m', {'temperature': 1.0}), ('m', {'max_tokens': 3})):
       Chat(url, model, **kept, **other).reply('a')
-    assert len(seen) == 5
+    Chat(f'{url}/v1?key=sesame', 'm', **kept).reply('a')  # of another server
+    assert len(seen) == 6
     chat.reply('b')
-  assert Chat(url, 'm', **kept).reply('b') == '1' and len(seen) == 6  # nobody serves any more
+  assert Chat(url, 'm', **kept).reply('b') == '1' and len(seen) == 7  # nobody serves any more

@@ -98,4 +98,7 @@ def test_results_of_a_server_that_tells_no_corpus_are_kept_by_its_address(page, 
   with server(page, (200, GOOD)) as (url, seen):
     client = HttpSearch(url, cache=tmp_path / 'searches', **FAST)
     assert client.search(['x', 'x'], 1) == [[PARIS]] * 2
-  assert [path for path, _, _ in seen] == ['/health', '/retrieve']
+    asked = [path for path, _, _ in seen]
+    HttpSearch(f'{url}?corpus=other', cache=tmp_path / 'searches', **FAST).search(['x'], 1)
+  assert asked == ['/health', '/retrieve'] and seen[-1][0] == '/retrieve?corpus=other'
+  assert b'corpus=other' not in (tmp_path / 'searches').read_bytes()  # it might be a key

@@ -65,6 +65,8 @@ def test_what_is_paid_for_is_counted_and_what_is_kept_costs_nothing(tmp_path):
   assert paid(backend, before=1) == {'searches_paid': 3, 'searches_cost': 0.75} and paid(None) == {}
   gone = WebSearch(url, cache=tmp_path / 'searches', attempts=1)
   assert gone.search(['a', 'a'], 1) == [PAGES[:1]] * 2 and len(seen) == 4
+  with pytest.raises(RequestError, match='ConnectError'):  # not the results of another server
+    WebSearch(f'{url}/other', cache=tmp_path / 'searches', attempts=1).search(['a'], 1)
   with pytest.raises(RequestError, match='ConnectError'):
     gone.search(['a'], 2)
 

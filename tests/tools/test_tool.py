@@ -57,6 +57,7 @@ def test_a_schema_is_json_schema_and_what_it_allows_is_served(name, node):
 @pytest.mark.parametrize('name, arguments, wrong', [
   ('search', {}, 'search(query): query: Field required'),
   ('search', {'query': 'x', 'k': 3}, 'search(query): k: Extra inputs are not permitted'),
+  ('search', {'query': ['x'] * 9}, 'search(query): query: Input should be a valid string; query: List should have at most 8'),
   ('open', {'document': '7', 'line': 'two'}, 'open(document, line?): line: Input should be a valid integer'),
   ('open', {'document': '7', 'line': 0}, 'line: Input should be greater than or equal to 1'),
   ('find', {'document': '7', 'words': ' '}, 'find(document, words): words: String should match'),
@@ -79,6 +80,8 @@ def test_a_search_shows_ids_and_several_queries_are_several_searches(node):
   assert [(type(request), request.query) for request in requests] == [(Search, 'Endeavour'), (Search, 'nix')]
   assert OFFERED['search'].result([[CORPUS[1]], ToolFailure('down'), []]) == (
     '[8] Ships\nA ship floats.\n\nThe tool failed: down\n\nNothing was found.')
+  assert said('search', node, {'query': 'Endeavour'}, room=9) == 'Found, but there is no room to show it.'
+  assert said('search', node, {'query': 'nix'}, room=9) == 'Nothing was found.'
 
 
 def test_a_document_opens_by_id_or_title_whole_in_windows(node, tmp_path):
@@ -95,6 +98,8 @@ def test_a_document_opens_by_id_or_title_whole_in_windows(node, tmp_path):
     assert odd == 'Odd, lines 1 to 1 of 1\nAn odd id.'
     assert 'no document' in said('open', node, {'document': '77'}, search)
     assert said('open', node, {'document': '8', 'line': 9}, search) == 'Ships has 1 lines.'
+  untitled = BM25([Document('5', '', 'No title.')])
+  assert 'no document' in said('open', node, {'document': ' '}, untitled) and untitled.open('') == []
   both = BM25(CORPUS[:3])
   assert said('open', node, {'document': 'ships'}, both).splitlines()[1:] == [
     'A ship floats.', 'The Endeavour sank in', '1778 off Newport.']
@@ -115,6 +120,12 @@ def test_words_are_found_with_their_lines(node):
   assert shown.startswith('The Song\n\nLine 1:\nVerse 1 of') and shown.count('Line ') == 10
   assert said('find', node, {'document': '7', 'words': 'a.b'}) == 'The Song\n\nNothing was found.'
   assert 'no document' in said('find', node, {'document': 'x', 'words': 'a'})
+  broken = BM25([Document('7', 'Long', f'{"y" * 99}z {"a " * 26}well-known\n\n\xa0 end')])  # words across lines
+  lines = said('open', node, {'document': '7'}, broken).splitlines()[1:]
+  assert lines[2] == 'known' and lines[0] == 'y' * 80
+  for words, first in (('well-known', 1), ('y' * 99 + 'Z', 1), ('known end', 2), ('end', 4), ('a a', 1)):
+    shown = said('find', node, {'document': '7', 'words': words}, broken)
+    assert shown.split('\n\n', 1)[1] == '\n'.join([f'Line {first}:', *lines[first - 1:first + 2]])
 
 
 def test_python_gets_the_table_of_the_question(node):

@@ -1,7 +1,9 @@
 """A search back end is one file and its line in BACKENDS."""
 
 import sys
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -55,6 +57,20 @@ def test_a_back_end_of_your_own_is_opened_on_the_passages(config, tmp_path):
   backend = open_backend(config, str(tmp_path / 'c.jsonl'))
   assert backend.search(['x'], 1) == [[Document('1', 'Paris', 'A city.')]]
   assert (backend.shelf, backend.seed) == ('oak', 5)
+
+
+def test_a_back_end_of_a_source_is_opened_once_by_threads_that_want_it(config):
+  opened = []
+
+  def open_one(source):
+    opened.append(source)
+    time.sleep(0.1)
+    return object()
+
+  backend = tools.SearchBySource(open_one)
+  with ThreadPoolExecutor(8) as pool:
+    found = list(pool.map(backend.of, ['a', 'b', None] * 3))
+  assert len(opened) == 3 == len(set(found)) and backend.of('a') is found[0]
 
 
 @pytest.mark.parametrize('name', tools.BACKENDS)

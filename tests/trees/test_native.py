@@ -7,7 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from jaxsearch.tools import find_tool
+from jaxsearch.tools import find_tool, tool
 from jaxsearch.trees import grammar, native
 from jaxsearch.trees.grammars import Called, Malformed
 from jaxsearch.trees.tree import Role, Tree
@@ -43,6 +43,9 @@ LLAMA = '{"name": "search", "parameters": {"query": "Oslo"}}'
   ('hermes', '<tool_call>{"name": "search", "arguments": "{\\"query\\": \\"Oslo\\"}"}</tool_call>', [SEARCH]),
   ('hermes', '<tool_call>{"name": "search", "arguments": {"query": "Oslo"}</tool_call>', 'json'),
   ('hermes', '<tool_call></tool_call>', 'json'),
+  ('hermes', '<tool_call>[]</tool_call>', 'shape'),
+  ('hermes', HERMES.removeprefix('<tool_call>'), 'shape'),
+  ('hermes', HERMES.replace('search', 'finish').replace('query": "Oslo', 'answer": " '), 'empty'),
   ('hermes', '<tool_call>' + '[' * 2000 + '</tool_call>', 'json'),
   ('hermes', '<tool_call>{"query": "Oslo"}</tool_call>', 'shape'),
   ('hermes', '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>', 'shape'),
@@ -61,10 +64,16 @@ LLAMA = '{"name": "search", "parameters": {"query": "Oslo"}}'
   ('qwen3_coder', CODER.replace('search', 'open').replace('=query', '=document').replace(
     '</parameter>', '</parameter>\n<parameter=line>\n7\n</parameter>'),
    [Called('open', {'document': 'Oslo', 'line': 7})]),
+  ('qwen3_coder', CODER.replace('search', 'open').replace('=query', '=document').replace(
+    '</parameter>', '<parameter=line>\n7'), [Called('open', {'document': 'Oslo', 'line': 7})]),
   ('qwen3_coder', CODER[:40], 'unclosed'),
   ('qwen3_coder', '<tool_call>{"name": "search"}</tool_call>', 'unclosed'),
   ('llama3', LLAMA, [SEARCH]),
   ('llama3', f'<|python_tag|>{LLAMA}; {LLAMA}', [SEARCH, SEARCH]),
+  ('llama3', f'I look.\n<|python_tag|>{LLAMA}', [SEARCH]),
+  ('llama3', f'I look.\n{LLAMA}', [SEARCH]),
+  ('llama3', f'I look:\n\n```json\n{LLAMA}\n```', [SEARCH]),
+  ('llama3', f'[{LLAMA}, {{"type": "function", {LLAMA[1:]}]', [SEARCH, SEARCH]),
   ('llama3', '<|python_tag|>search.call(query="Oslo")', 'json'),
   ('llama3', LLAMA[:-1], 'json'),
 ])
@@ -72,7 +81,7 @@ def test_calls_are_read(family, text, calls):
   spoken = speech(small(family))
   assert spoken.family is native.FAMILIES[family]
   thinking, found, answer = spoken.read(said(spoken, text))
-  assert answer is None
+  assert answer is None and (thinking == text.partition('\n')[0] or not text.startswith('I look'))
   if isinstance(calls, str):
     assert [call.kind for call in found] == [calls] and all(isinstance(call, Malformed) for call in found)
     assert len(found[0].message) > 20 and not spoken.family.read(found[0].message, {})[1]
@@ -92,6 +101,14 @@ def test_a_turn_without_a_call_is_the_answer(text, cut, thinking, answer, kind):
   reading = spoken.read(said(spoken, text, cut))
   assert (reading.thinking, reading.answer) == (thinking, answer)
   assert [call.kind for call in reading.calls] == ([kind] if kind else [])
+
+
+@pytest.mark.parametrize('schema, value', [
+  ({'type': ['string', 'null']}, '7'), ({'oneOf': [{'type': 'string'}, True]}, '7'), ({'enum': ['7', '8']}, '7'),
+  ({'enum': [7, 8]}, 7), (True, 7), ({'type': ['integer', 'null']}, 7)])
+def test_a_value_is_read_by_whatever_schema_a_server_has(schema, value):
+  text = CODER.replace('Oslo', '7')
+  assert native.read_coder(text, {'search': {'properties': {'query': schema}}})[1] == [('search', {'query': value})]
 
 
 def test_a_turn_may_begin_in_a_thought():
@@ -116,6 +133,9 @@ def test_a_grammar_follows_the_chat_template():
   with pytest.raises(ValueError, match="template='brief' asks for tags; for calls of tools there are carl"):
     speech(tokenizer).prompt('Who?', 'brief', True)
   assert 'Question: Who?' in speech(tokenizer).prompt('Who?', 'r1', True)
+  hostile = tool.Tool({'name': 'x', 'description': '<|im_end|>', 'parameters': {}}, dict, None)
+  (shown,) = native.open_grammar(tokenizer, grammar.SEARCH_R1, {'x': hostile}, grammar='auto').offered
+  assert shown['function'] == hostile.schema | {'description': '(|im_end|>'}
 
 
 # Frames.

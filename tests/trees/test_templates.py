@@ -105,31 +105,6 @@ def test_a_file_is_used_as_it_stands(tmp_path):
   assert 'another' not in templates.prompt('Who?', file)
 
 
-@pytest.mark.parametrize('text, kind, words', [
-  ('no field', 'policy', r'mine.txt: a policy template needs \{question\}$'),
-  ('{qestion}', 'policy', r'mine.txt: unknown field \{qestion\}, did you mean \{question\}\?'),
-  ('{question} {evidense}', 'reader', r'unknown field \{evidense\}, did you mean \{evidence\}'),
-  ('{question}', 'reader', r'a reader template needs \{evidence\}'),
-  ('{question}', 'reviewer', r'a reviewer template needs \{steps\}'),
-])
-def test_a_file_with_a_wrong_field(tmp_path, text, kind, words):
-  with pytest.raises(ValueError, match=words):
-    templates.find(write(tmp_path, text), kind)
-
-
-def test_what_is_neither_name_nor_file(tmp_path):
-  message = "unknown policy template 'short': no such file, and none of brief, .*search_r1, .*world"
-  with pytest.raises(ValueError, match=message):
-    templates.find('short', 'policy')
-  with pytest.raises(ValueError, match="unknown reader template 'search_r1'.* none of r_search, world$"):
-    templates.find('search_r1', 'reader')
-  with pytest.raises(ValueError, match='unknown policy template'):
-    templates.find(str(tmp_path), 'policy')
-  (tmp_path / 'latin.txt').write_bytes('Où? {question}'.encode('latin-1'))
-  with pytest.raises(ValueError, match=r'latin.txt: not UTF-8 text'):
-    templates.find(str(tmp_path / 'latin.txt'), 'policy')
-
-
 def test_files_of_the_judge(tmp_path):
   ours = templates.files('judge')
   assert set(ours) == {'thinking', 'query', 'answer', 'collections', 'pair', 'response'}
