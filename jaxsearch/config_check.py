@@ -36,7 +36,8 @@ def check(config: ml_collections.ConfigDict, *, training: bool = True) -> None:
   """
   if 'method' in config:
     table = load_file(CHECKS)
-    mistakes = [*_values(config, table.FIELDS), *_method(config, training), *table.together(config, training)]
+    mistakes = [*_values(config, table.FIELDS), *_misspelt(config), *_method(config, training),
+                *table.together(config, training)]
     if mistakes:
       raise ValueError('; '.join(mistakes))
 
@@ -52,6 +53,20 @@ def _values(config: ml_collections.ConfigDict, table: Mapping[str, str | tuple[s
       yield f'{name}={value!r} must be finite'
     elif rule and not all(each is None or allowed(each, rule) for each in values):
       yield f'{name}={value!r} must be {rule if isinstance(rule, str) else "one of " + ", ".join(rule)}'
+
+
+def _misspelt(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields fields that configs/base.py lacks in its groups, and new names that look like one of its own."""
+  base = dict(fields(load_file(SHIPPED / 'base.py').get_config()))
+  leaves, top = {name.split('.')[-1] for name in base}, [name for name in base if '.' not in name]
+  for name, value in fields(config):
+    group = name.rpartition('.')[0]
+    if name in base or name.startswith(tuple(f'{each}.' for each in ARGUMENTS)):
+      continue
+    number = isinstance(value, (int, float))
+    like = difflib.get_close_matches(name, top, 1, 0.75) or (number and name in leaves)
+    if group in base or (like and not group):
+      yield f'the config has no field {name!r}{suggestion(name, base)}'
 
 
 def allowed(value: Any, rule: str | tuple[str, ...]) -> bool:

@@ -160,6 +160,12 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   then = {} if saved is None else _take_trained(config, saved, [*names, *replaced], bool(given.config))
   words = _set_fields(config, overrides, command, own)
   check(config, training=command == 'train')
+  values = dict(fields(config))
+  useless = [f'{name} means nothing with {choice}={values[choice]!r}'
+             for name, (choice, others) in load_file(CHECKS).UNREAD.items()
+             if name in names and values[name] and values[choice] in others]
+  if useless:
+    raise UsageError('; '.join(useless))
   now = _within(config, TRAINED)
   for name in names if then else ():
     if now.get(name) != then.get(name):

@@ -98,6 +98,10 @@ start() {  # start NAME PORT COMMAND …: a server beside the job that does not 
     return
   fi
   if [ -n "${beside[$name]:-}" ] && kill -0 "${beside[$name]}" 2> /dev/null; then return; fi
+  if (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; then
+    echo "run.sh: $name: port $port is in use by another server; set PORT or ROLLOUT_PORT" >&2
+    exit 2
+  fi
   setsid "$@" &  # a signal to the job is not for it: the step in hand may need it
   local server=$!
   beside[$name]=$server

@@ -3,9 +3,9 @@
 #
 #   DATA=FOLDER SEEDS='0 1 2' bash launch/smollm2.sh [--dry-run] [fields such as --config.free_text=2]
 #
-# FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Real weights, real questions" in the README. Rerun the same command to
-# resume: a stage that was stopped goes on, one that is done is not done again. docs/real_model.md says which stages were run, how
-# long they took and what they gave.
+# FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: a stage that
+# was stopped goes on, one that is done is not done again. The page says which stages were run, how long they took and what they
+# gave.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh

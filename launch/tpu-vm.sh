@@ -10,14 +10,21 @@ cd "$(dirname "$0")/.."
 source launch/environment.sh
 source launch/job.env
 
+if [ -z "$DRY_RUN" ] && [ -n "$(git status --porcelain -- . ':!launch/job.env')" ]; then
+  echo 'tpu-vm.sh: the hosts get what is committed; commit or remove what git status shows' >&2
+  exit 2
+fi
 on_hosts() { step gcloud compute tpus tpu-vm ssh "$NAME" --zone "$ZONE" --worker=all --command "$1"; }
 code=$(mktemp -d)/jaxsearch.tar.gz
 trap 'rm -rf "$(dirname "$code")"' EXIT
 step git archive --format=tar.gz --output "$code" HEAD
-step gcloud compute tpus tpu-vm scp "$code" "$NAME:jaxsearch.tar.gz" --zone "$ZONE" --worker=all
-job=$(printf '%q ' env EXTRAS="${EXTRAS:-tpu}" COMMAND="$COMMAND" CONFIG="$CONFIG" MODEL="$MODEL" QUESTIONS="$QUESTIONS" \
+keys=$(dirname "$code")/jaxsearch.keys  # in a file: command lines can be read by others
+(umask 077; for name in $KEYS; do [ -z "${!name:-}" ] || printf 'export %s=%q\n' "$name" "${!name}"; done > "$keys")
+step gcloud compute tpus tpu-vm scp "$code" "$keys" "$NAME:~/" --zone "$ZONE" --worker=all
+job=$(printf '%q ' env PYTHON="$PYTHON" EXTRAS="${EXTRAS:-tpu}" COMMAND="$COMMAND" CONFIG="$CONFIG" MODEL="$MODEL" QUESTIONS="$QUESTIONS" \
   SEARCH_URL="$SEARCH_URL" RETRIEVER="$RETRIEVER" PORT="$PORT" ROLLOUT="$ROLLOUT" ROLLOUT_URLS="$ROLLOUT_URLS" OUT="$OUT" HOSTS=auto RESTARTS="$RESTARTS" bash launch/run.sh "$@")
 on_hosts "mkdir -p jaxsearch && tar xzf jaxsearch.tar.gz -C jaxsearch && cd jaxsearch && \
+. ../jaxsearch.keys && rm ../jaxsearch.keys && \
 (setsid nohup $job > ../jaxsearch.log 2>&1 & echo \$! > ../jaxsearch.pid)"
 cat << END
 follow: gcloud compute tpus tpu-vm ssh $NAME --zone $ZONE --worker=0 --command 'tail -f jaxsearch.log'

@@ -7,15 +7,13 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Sampling, Tools
 
 TOOLS = ('search', 'topk', 'python', 'services', 'deadline', 'workers', 'max_observation', 'answer_reserve')
-SAMPLING = ('temperature', 'top_p', 'top_k')
 
 
 class Equipped(Engine):
-  """Takes the fields of `Tools` and `Sampling` as arguments; those of the tools can be changed as
-  attributes."""
+  """Takes the fields of `Tools` and a temperature as arguments; those of the tools can be changed as attributes."""
 
-  def __init__(self, config, tokenizer, **settings):
-    self.sampling = Sampling(**{name: settings.pop(name) for name in SAMPLING if name in settings})
+  def __init__(self, config, tokenizer, temperature=1.0, **settings):
+    self.sampling = Sampling(temperature)
     for name in TOOLS:
       setattr(self, name, settings.pop(name, getattr(Tools(), name)))
     super().__init__(config, tokenizer, **settings)

@@ -31,7 +31,6 @@ def results(*arguments):
   return found
 
 
-@pytest.mark.slow
 def test_check():
   found = results('check', *SMALL)
   rows, auto = found['rows_world-reader'], found['auto_and_dense']
@@ -76,7 +75,6 @@ def test_decode():
   assert 0 < found['host']['host_share'] < 1
 
 
-@pytest.mark.slow
 def test_update(monkeypatch):
   monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '2')  # a host with several
   found = results('update', '--preset=world-reader', '--length=320', '--rollouts=2', '--rows=1',

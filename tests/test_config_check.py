@@ -39,6 +39,10 @@ def changed(changes, name='base'):
   ('sizes.adaptive', True, 'sizes.adaptive is no argument; known are none'),
   ('grow.colour', 'red', 'grow.colour is no argument; known are max_turns, max_tokens, template'),
   ('eval.grow.max_turnz', 3, "eval.grow.max_turnz is no argument; did you mean 'max_turns'?"),
+  ('questions_per_stpe', 64, "the config has no field 'questions_per_stpe'; did you mean 'questions_per_step'?"),
+  ('learning_rate', 1e-6, "no field 'learning_rate'; did you mean 'critic.learning_rate' or 'optim.learning_rate'?"),
+  ('optim.lr', 1e-6, "the config has no field 'optim.lr'"),
+  ('data.question', 'f.jsonl', "the config has no field 'data.question'; did you mean 'data.questions'?"),
   ('eval.grow.template', 'wrld', "eval.grow: unknown policy template 'wrld'"),
 ])
 def test_a_mistake_is_named_with_what_is_allowed(path, value, message):
@@ -108,6 +112,10 @@ def test_a_method_may_take_any_argument(monkeypatch):
   with pytest.raises(ValueError, match="^credit.normalize_std is no argument; known are rate$"):
     check(config)
   check(config, training=False)
+
+
+def test_a_config_may_have_names_of_its_own():
+  check(changed({'folder': 'data', 'my_data': 'q.jsonl', 'reviewer': {'slots': 3}}))
 
 
 def test_a_config_that_is_no_run_passes():

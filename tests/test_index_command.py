@@ -8,7 +8,7 @@ import pytest
 from jaxsearch import cli, flags
 from jaxsearch.commands import retrieval
 from jaxsearch.setup import open_backend
-from jaxsearch.tools import http_server
+from jaxsearch.tools import find_backend, http_server
 from tests.tools.test_index import StandIn
 
 
@@ -26,12 +26,6 @@ def folder(tmp_path, capsys):
 def config(*overrides):
   return flags.parse('train', [f'--config.search.{override}' for override in ('backend=index', *overrides)],
                      'base').config
-
-
-def test_a_corpus_without_passages_is_named(tmp_path, capsys):
-  (tmp_path / 'none.jsonl').write_text('\n')
-  assert cli.main(['index', f'--corpus={tmp_path}/none.jsonl', f'--out={tmp_path}/out']) == 2
-  assert 'none.jsonl: no passages in it' in capsys.readouterr().err
 
 
 def test_an_estimate_builds_nothing(folder, capsys):
@@ -61,6 +55,9 @@ def test_a_question_is_searched_for_in_the_index_of_its_source(folder):
           for source in ('nq', 'hotpotqa')] == ['Lyon 3', 'Paris 3']
   with pytest.raises(ValueError, match='no index here'):
     backend.of('musique')
+  identity = find_backend('index').identity
+  alone = {source: identity(config(f'index={folder}/indexes/{source}').search) for source in ('hotpotqa', 'nq')}
+  assert identity(config(f'index={folder}/indexes/{{source}}').search) == {'sources': alone}
 
 
 def test_serve_serves_an_index(folder, monkeypatch):

@@ -33,14 +33,12 @@ TINY = ['--config.steps=4', '--config.questions_per_step=2', '--config.group_siz
         '--config.checkpoint_every=1', '--config.data.number=6', '--config.sampler.slots=4',
         '--config.train.micro_rows=2',
         '--config.progress=False']
-on_path = pytest.mark.skipif((ROOT / '.venv/bin/jaxsearch').exists(),
-                             reason='the repository has a virtual environment, which comes before PATH')
 JOB = {'CONFIG': 'quickstart', 'NAME': 'night', 'IMAGE': 'registry/jaxsearch:1', 'CLUSTER': 'pod',
        'ZONE': 'here'}
 
 
-def run(script: str, *arguments: str, **changes: str) -> subprocess.CompletedProcess:
-  return subprocess.run(['bash', str(LAUNCH / script), *arguments], text=True, capture_output=True,
+def run(script: str, *arguments: str, launch: pathlib.Path = LAUNCH, **changes: str) -> subprocess.CompletedProcess:
+  return subprocess.run(['bash', str(launch / script), *arguments], text=True, capture_output=True,
                         timeout=60,
                         env=os.environ | JOB | changes)
 
@@ -74,6 +72,12 @@ exit $highest''')
       process.kill()
 
 
+@pytest.fixture
+def launch(tmp_path):
+  """The scripts in a checkout without a virtual environment, which would come before PATH."""
+  return pathlib.Path(shutil.copytree(LAUNCH, tmp_path / 'checkout/launch'))
+
+
 def task(out: pathlib.Path, number: int) -> psutil.Process:
   """The training process of a task of the job that writes to `out`."""
   wanted = {f'--config.out={out}', f'--config.distributed.process_id={number}'}
@@ -95,7 +99,8 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(script, tmp_path):
   found = run(script, '--config.steps=7', '--dry-run', '--config.data.questions=a b.jsonl',
               OUT=str(tmp_path / 'run'), HOSTS='2')
   assert found.returncode == 0, found.stderr
-  assert '--config.steps=7' in found.stdout and 'a' in found.stdout and '--dry-run' not in found.stdout
+  assert '--config.steps=7' in found.stdout and '--dry-run' not in found.stdout
+  assert re.search(r'questions=a(\\+ b\.jsonl| b\.jsonl")', found.stdout)  # one word, of a shell or of JSON
   assert sorted(ROOT.iterdir()) == before and not (tmp_path / 'run').exists()
 
 
@@ -162,21 +167,47 @@ def test_a_rollout_server_starts_beside_the_job(engine, command, script, tmp_pat
 def test_the_servers_of_a_job_are_passed_on(script, gpus):
   given = {'RETRIEVER': '--index=/data/wiki18', 'PORT': '8123', 'ROLLOUT': 'vllm', 'ROLLOUT_URLS': 'http://a:1',
            'RETRIEVER_GPUS': '7', 'TRAIN_GPUS': '0-6', 'PROCESSES': '7'}
-  text = run(script, '--dry-run', **given).stdout.replace('\\', '')
+  text = run(script, '--dry-run', **given, JAXSEARCH_SEARCH_TOKEN='s3cret').stdout.replace('\\', '')
+  assert 's3cret' not in text
   for name, value in list(given.items())[:None if gpus else 4]:  # the others rent TPUs
     assert f'name: {name}, value: "{value}"' in text or f' {name}={value} ' in text
 
 
-@on_path
+def test_keys_travel_in_files_and_a_tpu_vm_gets_what_is_committed(programs, launch, tmp_path):
+  stand_in(programs, 'git', '[ "$1" != status ] || echo -n "$CHANGED"')
+  stand_in(programs, 'gcloud', f'echo "$@" >> {tmp_path}/said; [ "$4" != scp ] || cp "$6" {tmp_path}/keys')
+  stand_in(programs, 'xpk', f'''echo "$@" >> {tmp_path}/said
+while [ "$1" != --env-file ]; do shift; done
+cp "$2" {tmp_path}/names''')
+  job = dict(launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', JAXSEARCH_SEARCH_TOKEN='s3 cret', PYTHON='my_python',
+             OPENAI_API_KEY='')
+  found = run('tpu-vm.sh', **job, CHANGED=' M configs/mine.py')
+  assert found.returncode == 2 and 'commit' in found.stderr and not (tmp_path / 'said').exists()
+  assert run('tpu-vm.sh', **job).returncode == run('xpk.sh', **job).returncode == 0
+  assert (tmp_path / 'keys').read_text() == 'export JAXSEARCH_SEARCH_TOKEN=s3\\ cret\n'
+  assert (tmp_path / 'keys').stat().st_mode & 0o077 == 0
+  assert (tmp_path / 'names').read_text() == 'JAXSEARCH_SEARCH_TOKEN\n'
+  said = (tmp_path / 'said').read_text()
+  assert 'cret' not in said and ' PYTHON=my_python ' in said and '--restart-on-exit-codes 70,75' in said
+
+
+@pytest.mark.parametrize(('gpus', 'platforms'), [('4', 'none'), ('', 'cpu')])
+def test_the_cpu_of_a_login_node_is_not_that_of_a_job_with_gpus(programs, launch, gpus, platforms):
+  stand_in(programs, 'srun', 'echo platforms=${JAX_PLATFORMS-none}')
+  found = run('slurm.sbatch', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', JAX_PLATFORMS='cpu',
+              SLURM_GPUS_ON_NODE=gpus)
+  assert found.stdout.split() == [f'platforms={platforms}']
+
+
 @pytest.mark.parametrize(('hosts', 'given', 'expected'), [
-  ('1', '', f'{ROOT}/.jax_cache'), ('2', '', '/shared/runs/.jax_cache'),
+  ('1', '', 'checkout/.jax_cache'), ('2', '', '/shared/runs/.jax_cache'),
   ('auto', '', '/shared/runs/.jax_cache'),
   ('2', '/my/cache', '/my/cache')])
-def test_hosts_share_what_they_have_compiled(programs, hosts, given, expected):
+def test_hosts_share_what_they_have_compiled(programs, launch, hosts, given, expected):
   stand_in(programs, 'jaxsearch', 'echo $JAX_COMPILATION_CACHE_DIR')
-  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', OUT='/shared/runs/first', HOSTS=hosts,
+  found = run('run.sh', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', OUT='/shared/runs/first', HOSTS=hosts,
               JAX_COMPILATION_CACHE_DIR=given)
-  assert found.stdout.splitlines() == [expected]
+  assert found.stdout.splitlines() == [str(launch.parents[1] / expected)]
 
 
 @pytest.mark.parametrize('rented', [
@@ -194,6 +225,10 @@ def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
          'spec': replicated['template']['spec']}
   kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
   [container] = job['spec']['template']['spec']['containers']
+  [rule], [failed] = found['spec']['failurePolicy']['rules'], job['spec']['podFailurePolicy']['rules']
+  assert (rule['action'], rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
+  assert failed['onExitCodes'] == {'containerName': container['name'], 'operator': 'In', 'values': [1, 2]}
+  assert container['envFrom'] == [{'secretRef': {'name': 'night-keys', 'optional': True}}]
   assert container['args'] == ['--config.grow.max_tokens=5', 'say "hello"']
   assert job['spec']['completions'] == int(rented['HOSTS'])
   devices = {rented.get('RESOURCE', 'google.com/tpu'): int(rented.get('DEVICES', 4))}
@@ -227,22 +262,20 @@ def test_skypilot_and_the_notebook_have_the_scripts_names():
   assert 'launch/quickstart.sh' in code and all(not cell.get('outputs') for cell in notebook['cells'])
 
 
-@on_path
-def test_a_process_that_dies_is_started_again_and_a_mistake_is_not(programs, tmp_path):
+def test_a_process_that_dies_is_started_again_and_a_mistake_is_not(programs, launch, tmp_path):
   stand_in(programs, 'jaxsearch', f'''
 echo run >> {tmp_path / "runs"}
 [ "$(wc -l < {tmp_path / "runs"})" -ge 3 ] || kill -KILL $$
 exit ${{FINAL:-0}}''')
   path = f'{programs}:{os.environ["PATH"]}'
-  found = run('run.sh', PATH=path, RESTARTS='3')
+  found = run('run.sh', launch=launch, PATH=path, RESTARTS='3')
   assert found.returncode == 0 and 'status 137, 3 restarts left' in found.stderr
   assert '2 restarts left' in found.stderr
-  found = run('run.sh', PATH=path, FINAL='2')
+  found = run('run.sh', launch=launch, PATH=path, FINAL='2')
   assert found.returncode == 2 and len((tmp_path / 'runs').read_text().splitlines()) == 4
 
 
-@on_path
-def test_servers_beside_the_job_are_started_again_with_it_and_end_with_it(programs, tmp_path):
+def test_servers_beside_the_job_are_started_again_with_it_and_end_with_it(programs, launch, tmp_path):
   (tmp_path / 'health').touch()
   stand_in(programs, 'jaxsearch', f'''
 if [ "$1" = serve ]; then
@@ -252,13 +285,17 @@ fi
 [ "$(wc -l < {tmp_path / "servers"})" -lt 2 ] || exit 0
 kill -KILL "$(cat {tmp_path / "servers"})"
 exit 3''')
-  found = run('run.sh', PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i', PORT=str(free_port()))
+  job = dict(launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i')
+  found = run('run.sh', **job, PORT=str(free_port()))
   assert found.returncode == 0 and 'status 3, 3 restarts left' in found.stderr
   started = [int(line) for line in (tmp_path / 'servers').read_text().split()]
   assert len(started) == 2
   ended = lambda: not psutil.pid_exists(started[1]) or psutil.Process(started[1]).status() == psutil.STATUS_ZOMBIE
   while not ended():  # it was told to; the time limit of the test is that of the wait
     time.sleep(0.1)
+  with server((200, {})) as (url, seen):  # a stranger's, which answers too
+    found = run('run.sh', **job, PORT=url.rpartition(':')[2])
+  assert found.returncode == 2 and 'is in use by another server' in found.stderr and not seen
 
 
 @pytest.mark.slow

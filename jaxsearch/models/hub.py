@@ -76,7 +76,8 @@ def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, InFile], Tens
     return config, TENSORS, tensor_files.open_folder(path)
   file = gguf_files.open_file(path)
   if file is None:
-    raise FileNotFoundError(f'{path}: neither a folder with config.json or one .gguf file nor a .gguf file')
+    what = 'neither a folder with config.json or one .gguf file nor a .gguf file'
+    raise FileNotFoundError(f'{path}: {what if path.exists() else "no such file or folder"}')
   with reading(file.path):
     config = from_gguf(file)
     names = file.names({key: tensor.name for key, tensor in TENSORS.items()})

@@ -45,15 +45,6 @@ def test_equal_rewards_are_exactly_zero(value):
   assert np.array_equal(got, np.zeros(8))
 
 
-def test_one_retained_member_is_raw_or_zero():
-  rewards, group_ids, mask = np.float32([0.7, 5, 2, 4]), np.array([0, 0, 1, 1]), np.array([1, 0, 1, 1])
-  raw = compute(rewards, group_ids, 2, mask=mask)
-  assert raw[0] == np.float32(0.7) and raw[1] == 0
-  zero = compute(rewards, group_ids, 2, mask=mask, singleton='zero')
-  assert zero[0] == 0
-  assert np.array_equal(raw[2:], zero[2:])
-
-
 def test_nothing_masked_is_read():
   rewards, group_ids = np.float32([1, 0, np.nan, np.inf, 3]), np.array([0, 0, 0, 1, 1])
   mask = np.array([1, 1, 0, 0, 1])

@@ -36,11 +36,6 @@ def test_gzip_cut_short_or_not_gzip_at_all(tmp_path):
       list(read_records(path))
 
 
-def test_a_file_that_is_not_there(tmp_path):
-  with pytest.raises(FileNotFoundError, match='nowhere'):
-    list(read_records(tmp_path / 'nowhere.jsonl'))
-
-
 def test_a_small_file_cannot_fill_the_memory(tmp_path):
   bomb, long = tmp_path / 'bomb.jsonl.gz', tmp_path / 'long.jsonl'
   bomb.write_bytes(gzip.compress(b'[{"a": "' + b'x' * 10 * LINE + b'"}]'))

@@ -54,13 +54,12 @@ words = st.lists(st.one_of(st.text(), st.sampled_from([*SPECIAL, *TEXT])), max_s
 
 
 @settings(max_examples=200, deadline=None)
-@given(text=words, cut=st.integers(0, 50))
-def test_round_trip(tokenizer, text, cut):
+@given(text=words)
+def test_round_trip(tokenizer, text):
   ids = tokenizer.encode(text)
   assert tokenizer.decode(ids) == text
   pieces = tokenizer.pieces()
   assert b''.join(pieces[i] for i in ids) == text.encode()
-  assert b''.join(pieces[i] for i in ids[:cut]) + b''.join(pieces[i] for i in ids[cut:]) == text.encode()
 
 
 def test_a_character_cut_in_two_is_replaced_not_lost(tokenizer):

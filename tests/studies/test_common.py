@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from jaxsearch.trees.tree import Role, Tree
-from studies import common
+from jaxsearch.world.files import POLICY
+from studies import common, r_search, search_r2
 from tests.methods.driving import Letters
 
 
@@ -55,6 +56,20 @@ def test_a_size_sets_what_is_measured_and_the_flags_the_rest(tmp_path, capsys):
   common.main('it', study, sizes, [], policy='ours')
   assert capsys.readouterr().out.splitlines() == [
     f'1 mine {tmp_path}/it.jsonl', '9 ours docs/claims/runs/it.jsonl']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(('study', 'flags', 'said'), [
+  (r_search, dict(reader='world-reader', policies=str(POLICY)), ('answer alone', 'evidence - raw observations')),
+  (search_r2, dict(actor='world-review', reviewer='world-review'), ('taught review, its cut', 'p (Holm)'))])
+def test_a_study_runs_and_is_not_measured_twice(study, flags, said, tmp_path, capsys, monkeypatch):
+  run = lambda: common.main('it', study.study, study.SIZES, ['--size', 'tiny', '--out', str(tmp_path)], **flags)
+  run()
+  first = capsys.readouterr().out
+  assert all(text in first for text in said)
+  monkeypatch.setattr(common, 'grow', lambda *_, **__: pytest.fail('grown again'))
+  run()
+  assert capsys.readouterr().out in first
 
 
 STUDIES = sorted(pathlib.Path('studies').glob('*.py'))  # other rows are of sweeps

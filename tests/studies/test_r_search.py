@@ -1,12 +1,11 @@
-"""The study of R-Search: what evidence it makes, when its rule decides, and that it runs."""
+"""The study of R-Search: what evidence it makes, and when its rule decides."""
 
 import random
 
 import numpy as np
 import pytest
 
-from jaxsearch.world import files as world
-from studies import common, r_search
+from studies import r_search
 
 
 def test_evidence_holds_what_its_name_says():
@@ -25,16 +24,3 @@ def test_nothing_is_decided_past_the_gate_or_with_few_policies(complete, partial
   f1 = {'complete': complete, 'partial': partial, 'absent': 0.01}
   said = r_search.undecided({kind: {'f1': np.full(5, value)} for kind, value in f1.items()}, policies)
   assert why in said and bool(said) == bool(why)
-
-
-@pytest.mark.slow
-def test_it_runs_and_is_not_measured_twice(tmp_path, capsys, monkeypatch):
-  def run():
-    common.main('r_search', r_search.study, r_search.SIZES, ['--size', 'tiny', '--out', str(tmp_path)],
-                reader='world-reader', policies=str(world.POLICY))
-    return capsys.readouterr().out
-
-  first = run()
-  assert 'answer alone' in first and 'evidence - raw observations' in first
-  monkeypatch.setattr(common, 'grow', lambda *_, **__: pytest.fail('grown again'))
-  assert run() in first

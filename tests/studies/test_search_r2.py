@@ -1,11 +1,11 @@
-"""The study of Search-R2: where a chain leaves the gold one, what the terms are, and that it runs."""
+"""The study of Search-R2: where a chain leaves the gold one, and what the terms are."""
 
 import numpy as np
 import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.trees.tree import Role, Tree
-from studies import common, search_r2
+from studies import search_r2
 from tests.methods.driving import Letters
 
 STEPS = [{'query': name, 'attribute': 'country', 'finding': ''} for name in ('Bonn', 'Germany', 'German')]
@@ -34,15 +34,3 @@ def test_the_terms_add_up_and_a_cut_that_does_not_look_has_no_skill():
   assert total == pytest.approx(of['sum'].mean, abs=1e-5)
   blind = search_r2.terms(accept, np.full((60, 4), 0.25), gains, rewards, 30)
   assert blind['s_trim'].mean == pytest.approx(0)
-
-
-@pytest.mark.slow
-def test_it_runs_and_is_not_measured_twice(tmp_path, capsys, monkeypatch):
-  given = ['--size', 'tiny', '--actor', 'world-review', '--reviewer', 'world-review', '--out', str(tmp_path)]
-  run = lambda: common.main('search_r2', search_r2.study, search_r2.SIZES, given, actor='', reviewer='')
-  run()
-  first = capsys.readouterr().out
-  assert 'taught review, its cut' in first and 'p (Holm)' in first
-  monkeypatch.setattr(common, 'grow', lambda *_, **__: pytest.fail('grown again'))
-  run()
-  assert capsys.readouterr().out in first

@@ -52,11 +52,6 @@ def test_sizes_and_hops():
       assert q.metadata['hops'] == len(q.metadata['steps']) and q.metadata['split'] == split
 
 
-def test_unknown_split_is_named():
-  with pytest.raises(ValueError, match="'validation'"):
-    world.questions('validation')
-
-
 def test_train_and_test_share_no_entity():
   held_out = starts('test') | starts('dev')
   assert not held_out & (met('warm') | met('rl'))
