@@ -84,7 +84,7 @@ def trained_paths(forest):
 
 
 def tokens_of(path):
-  return sum((node.tokens for node in path), [])
+  return [token for node in path for token in node.tokens]
 
 
 @hypothesis.settings(max_examples=100, deadline=None)
