@@ -89,7 +89,8 @@ GRIDS = {
     measures=('gain', 'area', 'end'), explains=0.3),
   'carl': Grid({
     '**λ = 1 - λ = 0**': ('lambda-1-0', 'lambda-0-0'), 'λ = 0.5 - λ = 0': ('lambda-0-5', 'lambda-0-0'),
-    'PPO - λ = 0': ('ppo', 'lambda-0-0'), 'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('lambda-1-0', EXCHANGED),
+    'PPO - λ = 0': ('ppo', 'lambda-0-0'),
+    'GRPO - λ = 0': ('grpo', 'lambda-0-0')}, ('lambda-1-0', EXCHANGED),
     measures=(MATCHED, 'tool_rate_tier_2', 'em_tier_2', 'em_tier_1', 'confident_wrong')),
   'systems': Grid({f'{name} - Search-R1': (sweep.slug(name), 'search-r1')
                    for name in (*systems.ROWS, 'rejection SFT') if name != 'Search-R1'}, ('', ''),

@@ -77,8 +77,9 @@ def make(config: ml_collections.ConfigDict, names: Sequence[str] = ()) -> pathli
 
 
 def write_exchanged(out: pathlib.Path) -> None:
-  """Writes the controls: a file for the paths of world:rl of each number of hops, one for CARL's questions."""
-  asked = {hops: _paths('world:rl', (hops,)) for hops in (1, 2, 3)} | {'tiers': countries.questions('learn')}
+  """Writes the controls: a file for the paths of each number of hops, one for CARL's questions."""
+  asked = {hops: _paths('world:rl', (hops,)) for hops in (1, 2, 3)}
+  asked['tiers'] = countries.questions('learn')
   for name, questions in asked.items():
     write_questions(exchanged(questions, random.Random('exchanged')), out / f'exchanged_{name}.jsonl')
 
