@@ -21,6 +21,7 @@ from jaxsearch.sampler.requests import ToolFailure
 from jaxsearch.training import checkpoint, row_files
 from jaxsearch.training.state import TrainState
 from jaxsearch.trees.tree import Stop
+from jaxsearch.world import files as world
 from tests.processes import small_files
 from tests.tools.serving import server
 from tests.training import child
@@ -282,9 +283,6 @@ def test_what_has_no_effect_is_listed(folder, command, tmp_path):
 
 # Out of memory.
 
-HUGE = '--config.sampler.length=1000000000'  # of the cache, which nobody has: the allocation fails at once
-
-
 def ran_out(*_, **__):
   raise jax.errors.JaxRuntimeError('RESOURCE_EXHAUSTED: Out of memory allocating 17179869184 bytes.')
 
@@ -293,7 +291,13 @@ def ran_out(*_, **__):
   ['eval', '--questions=world:test', '--limit=1'],
   ['train', '--config.train.row_length=1000000000', '--config.train.micro_rows=8', '--config.out=OUT']])
 def test_a_cache_that_does_not_fit_is_one_line(arguments, command, tmp_path):
-  status, _, errors = command(*(one.replace('OUT', str(tmp_path)) for one in arguments), HUGE)
+  for file in world.POLICY.glob('*.*'):
+    (tmp_path / file.name).symlink_to(file)
+  (tmp_path / 'config.json').unlink()
+  own, length = json.loads((world.POLICY / 'config.json').read_text()), 2**28  # nobody has such a cache
+  (tmp_path / 'config.json').write_text(json.dumps(own | {'max_position_embeddings': length}))
+  status, _, errors = command(*(one.replace('OUT', f'{tmp_path}/run') for one in arguments),
+                              f'--config.model={tmp_path}', f'--config.sampler.length={length}')
   assert status == 1 and errors.count('\n') == 1
   where = 'opening the sampler', 'sampling'  # devices may allocate later than asked to
   assert any(f'jaxsearch: out of memory while {doing} (' in errors for doing in where)

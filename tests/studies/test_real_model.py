@@ -17,7 +17,7 @@ def test_gains_are_paired_by_question_and_pooled_over_seeds(tmp_path, monkeypatc
   def read_result(path):
     right[path.stem] = rng.integers(0, 2, len(NAMES))
     return {'predictions': [
-      {'benchmark': benchmark, 'id': name, 'em': float(em), 'f1': 0.5, 'em_substring': 1.0}
+      {'benchmark': benchmark, 'id': name, 'question': name, 'em': float(em), 'f1': 0.5, 'em_substring': 1.0}
       | ({'em_open': float(em)} if int(name) % 2 else {})
       for (benchmark, name), em in zip(NAMES, right[path.stem])]}
 
