@@ -300,6 +300,11 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
     answer_reserve=max(32, config.grow.get('context_tokens', 0)), words=config.search.words, offered=offered)
 
 
+def weights_folder(config: ConfigDict) -> pathlib.Path:
+  """Returns where new weights are written for servers."""
+  return pathlib.Path(config.sampler.folder or f'{config.out}/weights')
+
+
 def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,
                 mesh: Mesh | None = None) -> Any:
   """Opens the engine of `config.sampler`, ours or one on servers, without parameters yet."""
@@ -308,7 +313,7 @@ def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Toke
     from jaxsearch.sampler.remote import RemoteEngine
     return RemoteEngine(
       sampler.engine, model_config, tokenizer, urls=sampler.urls, slots=sampler.slots, length=sampler.length,
-      folder=pathlib.Path(sampler.folder or f'{config.out}/weights'), timeout=sampler.timeout,
+      folder=weights_folder(config), timeout=sampler.timeout,
       episode_deadline=sampler.episode_deadline)
   others = {'temperature', 'max_observation', 'tool_workers', 'release',  # of sampling, tools and the loop
             'engine', 'urls', 'folder', 'timeout'}  # of engines on servers

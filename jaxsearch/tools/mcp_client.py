@@ -13,7 +13,7 @@ from typing import Any
 from jaxsearch.tools.calls import Call, one_line
 from jaxsearch.tools.http_client import event_loop, parse_url, secret_from_env
 from jaxsearch.tools.tool import Show, Tool
-from jaxsearch.trees import grammar, native
+from jaxsearch.trees import families, grammar
 from jaxsearch.trees.tree import Node
 
 try:
@@ -27,7 +27,7 @@ except ImportError as error:
 
 TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
 START = 60.0  # seconds
-TAGS = grammar.Tags(others=native.FAMILIES['hermes'].tags)
+TAGS = grammar.Tags(others=families.FAMILIES['hermes'].tags)
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for the one server with an address
 
 

@@ -1,4 +1,4 @@
-"""Calls as model families write them: Hermes (Qwen2.5, Qwen3, ChatML), Qwen3-Coder, Llama 3.
+"""Tool calls as models were trained on them, in the turns of their chat templates; families.py reads them.
 
 The prompt goes through the tokenizer's chat template. What follows it is never rendered: spans stay as they
 were sampled, and between them stand frames, which are cut out of a conversation of markers that the template
@@ -7,184 +7,20 @@ off. So a rollout has the ids of the rendered conversation, except where a templ
 wrote: Qwen3 drops earlier thoughts, all write a call's JSON anew. Thoughts are read as such, never as calls.
 """
 
-import dataclasses
 import functools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.trees import grammar, templates
+from jaxsearch.trees.families import FAMILIES, Family, as_json, family_of, read_hermes
 from jaxsearch.trees.grammars import Called, Malformed, Reading, Tagged, of_tags
 
-Raw = tuple[str, dict] | Malformed  # name and arguments as they were written
-_CALL = re.compile(r'<tool_call>(.*?)(</tool_call>|\Z)', re.DOTALL)
-_LLAMA = re.compile(  # where a turn begins to call: at the tag, as a whole, or with an object that has a name
-  r'<\|python_tag\|>|\A(?=\{)|^[ \t]*(?:```\w*\s*)?(?=(?:\[\s*)?\{[^{}]*"name"\s*:)', re.MULTILINE)
-_FUNCTION = re.compile(
-  r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)(?:</function>(?:\s*</tool_call>)?|(\Z))', re.DOTALL)
-_PARAMETER = re.compile(r'<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)', re.DOTALL)
-_WORDS = {'True': True, 'False': False, 'None': None}
-UNOPENED = Malformed('shape', 'The call does not begin. Write it again, whole.')
-UNCLOSED = Malformed('unclosed', 'The call does not end. Write it again, whole.')
 CUT = Malformed('cut', 'This turn was cut off. Keep it short: call a tool, or answer.')
 EMPTY = Malformed('empty', 'This turn has no call and no answer. Call a tool, or answer.')
 
-
-# How families write calls.
-
-def read_hermes(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
-  """Returns (text beside the calls, calls): JSON objects in `<tool_call>`; a list of them is read too."""
-  calls = []
-  for match in _CALL.finditer(text):
-    calls += _objects(match[1]) if match[2] else [UNCLOSED]
-  rest = _CALL.sub('', text)
-  return rest, [*calls, *[UNOPENED] * ('</tool_call>' in rest)]
-
-
-def read_llama3(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
-  """Returns (text before the calls, calls): JSON behind `<|python_tag|>`, in a fence, or bare; `;` joins."""
-  if not (begun := _LLAMA.search(text)):
-    return text, []
-  written = text[begun.end():].replace('<|python_tag|>', ' ').strip().removesuffix('```')
-  return text[:begun.start()], _objects(written)
-
-
-def read_coder(text: str, schemas: Mapping[str, Any]) -> tuple[str, list[Raw]]:
-  """Returns (text beside the calls, calls): `<function=…>` of `<parameter=…>`, values by the schema."""
-  calls = []
-  for match in _FUNCTION.finditer(text):
-    known = schemas.get(match[1], {}).get('properties', {})
-    values = {name: _value(value, known.get(name, {})) for name, value in _PARAMETER.findall(match[2])}
-    calls.append((match[1], values) if match[3] is None else UNCLOSED)
-  rest = _FUNCTION.sub('', text)
-  return rest, [*calls, *[UNCLOSED] * ('<tool_call>' in rest)]
-
-
-def _objects(text: str) -> Iterator[Raw]:
-  """Yields the calls of JSON objects or lists that follow each other."""
-  decoder, at = json.JSONDecoder(), 0
-  while at < len(text.rstrip(' \t\r\n;')) or not at:
-    at += len(text[at:]) - len(text[at:].lstrip(' \t\r\n;'))
-    try:
-      value, at = decoder.raw_decode(text, at)
-    except (ValueError, RecursionError) as error:
-      yield Malformed('json', f'The call is not JSON: {error}.')
-      return
-    yield from map(_call, value if value and isinstance(value, list) else [value])
-
-
-def _call(value: Any) -> Raw:
-  name, arguments = None, None
-  if isinstance(value, dict):
-    name, arguments = value.get('name'), value.get('arguments', value.get('parameters'))
-  try:
-    if isinstance(arguments, str):  # as servers write them
-      arguments = json.loads(arguments)
-    if isinstance(name, str) and isinstance(arguments, dict):
-      _json(value).encode()  # half a surrogate pair is no text
-      return name, arguments
-  except (ValueError, RecursionError):
-    pass
-  return Malformed('shape', 'A call is an object with a "name", which is a text, and an object of arguments.')
-
-
-def _kinds(schema: Any) -> set[str]:
-  """Returns the types that a JSON schema allows, as far as it says."""
-  schema = schema if isinstance(schema, Mapping) else {}  # it may be true
-  own = schema.get('type') or ['string'] * all(isinstance(one, str) for one in schema.get('enum', [0]))
-  others = [*schema.get('anyOf', ()), *schema.get('oneOf', ())]
-  return set([own] if isinstance(own, str) else own).union(*map(_kinds, others))
-
-
-def _value(text: str, schema: Any) -> Any:
-  """Reads a value: JSON where the schema has no text, or where it has a list or object and that begins."""
-  kinds = _kinds(schema)
-  if 'string' in kinds and not (text[:1] in ('[', '{') and kinds & {'array', 'object'}):
-    return text
-  try:
-    value = _WORDS[text] if text in _WORDS else json.loads(text)
-    _json(value).encode()  # half a surrogate pair is no text
-  except (ValueError, RecursionError):
-    return text
-  return value
-
-
-def _json(value: Any) -> str:
-  return json.dumps(value, ensure_ascii=False)
-
-
-def _as_hermes(call: Any) -> str:
-  """Returns a call of a server's as Hermes writes it, its arguments as the policy wrote them."""
-  match call:
-    case {'function': {'name': str(name), 'arguments': str(arguments)}}:
-      return f'<tool_call>\n{{"name": {_json(name)}, "arguments": {arguments}}}\n</tool_call>'
-  return f'<tool_call>\n{_json(call)}\n</tool_call>'  # malformed
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-  """Returns the text of a server's message: of all parts where it has a list of them, '' for null."""
-  content = message.get('content') or ''
-  parts = content if isinstance(content, list) else [{'text': content}]
-  return ''.join(str(part.get('text') or '') for part in parts if isinstance(part, Mapping))
-
-
-def write_hermes(name: str, arguments: Mapping[str, Any]) -> str:
-  """Writes a call."""
-  return f'<tool_call>\n{{"name": "{name}", "arguments": {_json(arguments)}}}\n</tool_call>'
-
-
-def write_llama3(name: str, arguments: Mapping[str, Any]) -> str:
-  """Writes a call."""
-  return f'{{"name": "{name}", "parameters": {_json(arguments)}}}'
-
-
-def write_coder(name: str, arguments: Mapping[str, Any]) -> str:
-  """Writes a call."""
-  text = ''.join(f'<parameter={key}>\n{value if isinstance(value, str) else _json(value)}\n</parameter>\n'
-                 for key, value in arguments.items())
-  return f'<tool_call>\n<function={name}>\n{text}</function>\n</tool_call>'
-
-
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """Holds what models of a family have in common.
-
-  Attributes:
-    read: (text, parameters of tools by name) -> (text beside the calls, calls).
-    write: (name, arguments) -> a call.
-    ends: tokens that end a turn; the first is the template's.
-    tags: names of tags that act, beside the method's.
-    role: of results in the template.
-    result: what is around a result, where the template has no such role; '' if nothing is.
-    calling: how a policy is told to write one.
-  """
-  read: Callable[[str, Mapping[str, Any]], tuple[str, list[Raw]]]
-  write: Callable[[str, Mapping[str, Any]], str]
-  ends: tuple[str, ...] = ('<|im_end|>',)
-  tags: tuple[str, ...] = ('tools', 'tool_call', 'tool_response', 'function', 'parameter')
-  role: str = 'tool'
-  result: str = '<tool_response>\n{}\n</tool_response>'
-  calling: str = 'end your turn with'
-
-
-FAMILIES = {
-  'hermes': Family(read_hermes, write_hermes),
-  'qwen3_coder': Family(read_coder, write_coder),
-  'llama3': Family(read_llama3, write_llama3, ('<|eot_id|>', '<|eom_id|>'), role='ipython', result='',
-                   calling='write nothing but'),
-}
-
-
-def family_of(template: str | None) -> str | None:
-  """Returns the family of a chat template, ChatML's without tools too; None if it is of none here."""
-  marks = {'<function=': 'qwen3_coder', '<tool_call>': 'hermes', '<|start_header_id|>': 'llama3',
-           '<|im_start|>': 'hermes'}
-  return next((family for mark, family in marks.items() if mark in (template or '')), None)
-
-
-# What stands between turns.
 
 class Frames(NamedTuple):
   """Text around what is written between two turns of the policy."""
@@ -203,7 +39,7 @@ class Frames(NamedTuple):
 def frames_of(tokenizer: Tokenizer, family: Family) -> Frames:
   """Cuts the frames out of a conversation that the chat template renders."""
   said, marks = 'I said this.', ('the "first" result', 'the "second" result')
-  escaped = [_json(mark)[1:-1] for mark in marks]
+  escaped = [as_json(mark)[1:-1] for mark in marks]
 
   def after(*messages: tuple[str, str]) -> str:
     turns = [('user', 'A question?'), ('assistant', said), *messages]
@@ -259,7 +95,7 @@ class Native(Tagged):
   @functools.cached_property
   def offered(self) -> list[dict[str, Any]]:
     """Returns the tools, as chat templates and servers take them, inert."""
-    return [{'type': 'function', 'function': json.loads(self.safe(_json(tool.schema)))}
+    return [{'type': 'function', 'function': json.loads(self.safe(as_json(tool.schema)))}
             for tool in self.tools.values()]
 
   def closed(self, node: Any) -> bool:
@@ -286,8 +122,9 @@ class Native(Tagged):
 
   def _told(self, offered: Sequence[Mapping[str, Any]]) -> str:
     shape = self.family.write('NAME', {'ARGUMENT': 'VALUE'})
-    return ('You can call these tools, which are described in JSON, one a line:\n<tools>\n'
-            + '\n'.join(map(_json, offered)) + f'\n</tools>\nTo call one, {self.family.calling}\n{shape}\n\n')
+    listed = '\n'.join(map(as_json, offered))
+    return (f'You can call these tools, which are described in JSON, one a line:\n<tools>\n{listed}\n'
+            f'</tools>\nTo call one, {self.family.calling}\n{shape}\n\n')
 
   def aside(self, node: Any, text: str) -> str:
     """Writes an instruction of ours that follows a span, as a turn of the user's."""
@@ -332,7 +169,7 @@ class Native(Tagged):
   def observe(self, node: Any, results: Sequence[tuple[Called | Malformed, str]]) -> str:
     """Writes the results of the calls of a turn, in order, as the turn that follows it."""
     before, between, after = self.frames.results
-    texts = [_json(text.strip())[1:-1] if self.frames.escapes else text.strip() for _, text in results]
+    texts = [as_json(text.strip())[1:-1] if self.frames.escapes else text.strip() for _, text in results]
     return self._end(node) + before + between.join(texts) + after
 
   def content(self, node: Any) -> str:
@@ -366,6 +203,21 @@ class Native(Tagged):
     return '' if self.closed(node) else self.frames.end
 
 
+def _as_hermes(call: Any) -> str:
+  """Returns a call of a server's as Hermes writes it, its arguments as the policy wrote them."""
+  match call:
+    case {'function': {'name': str(name), 'arguments': str(arguments)}}:
+      return f'<tool_call>\n{{"name": {as_json(name)}, "arguments": {arguments}}}\n</tool_call>'
+  return f'<tool_call>\n{as_json(call)}\n</tool_call>'  # malformed
+
+
+def text_of(message: Mapping[str, Any]) -> str:
+  """Returns the text of a server's message: of all parts where it has a list of them, '' for null."""
+  content = message.get('content') or ''
+  parts = content if isinstance(content, list) else [{'text': content}]
+  return ''.join(str(part.get('text') or '') for part in parts if isinstance(part, Mapping))
+
+
 class ServerCalls(Native):
   """The calls of a chat server, which has the chat template; on the tree they stand as Hermes writes them."""
   frames = Frames('', ('<tool_response>\n', '\n</tool_response>\n<tool_response>\n', '\n</tool_response>'),
@@ -391,7 +243,7 @@ class ServerCalls(Native):
     rest, written = read_hermes(of.text_without_end, {}) if of else ('', [])
     place = len(of.path()) if of else 0
     calls = {number: {'id': f'call_{place}_{number}', 'type': 'function', 'function': {
-      'name': call[0], 'arguments': _json(call[1])}} for number, call in enumerate(written)
+      'name': call[0], 'arguments': as_json(call[1])}} for number, call in enumerate(written)
       if not isinstance(call, Malformed)}
     if is_policy:
       turn = {'role': 'assistant', 'content': rest.strip()}

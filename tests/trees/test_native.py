@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import pytest
 
 from jaxsearch.tools import find_tool, tool
-from jaxsearch.trees import grammar, native
+from jaxsearch.trees import families, grammar, native
 from jaxsearch.trees.grammars import Called, Malformed
 from jaxsearch.trees.tree import Role, Tree
 from tests.trees.speaking import REAL, SMALL, real, small
@@ -79,7 +79,7 @@ LLAMA = '{"name": "search", "parameters": {"query": "Oslo"}}'
 ])
 def test_calls_are_read(family, text, calls):
   spoken = speech(small(family))
-  assert spoken.family is native.FAMILIES[family]
+  assert spoken.family is families.FAMILIES[family]
   thinking, found, answer = spoken.read(said(spoken, text))
   assert answer is None and (thinking == text.partition('\n')[0] or not text.startswith('I look'))
   if isinstance(calls, str):
@@ -108,7 +108,7 @@ def test_a_turn_without_a_call_is_the_answer(text, cut, thinking, answer, kind):
   ({'enum': [7, 8]}, 7), (True, 7), ({'type': ['integer', 'null']}, 7)])
 def test_a_value_is_read_by_whatever_schema_a_server_has(schema, value):
   text = CODER.replace('Oslo', '7')
-  assert native.read_coder(text, {'search': {'properties': {'query': schema}}})[1] == [('search', {'query': value})]
+  assert families.read_coder(text, {'search': {'properties': {'query': schema}}})[1] == [('search', {'query': value})]
 
 
 def test_a_turn_may_begin_in_a_thought():
