@@ -104,7 +104,8 @@ def get_config():
   for backend in tools.declared().values():
     config.search.update(backend.fields)  # of back ends that are not shipped
   config.tools = ()                  # that an instruct model may call: 'search', 'open' (a document), 'find'
-                                     # (words in it), 'python', 'finish'; (): the tags of the method
+                                     # (words in it), 'python', 'finish'; () is 'search', or what
+                                     # mcp.servers offer
   config.mcp = config_dict.create(   # MCP servers, which offer tools too; needs .[mcp]
     servers=(),                      # commands, or addresses of streamable HTTP (key in JAXSEARCH_MCP_TOKEN)
     timeout=30.0,                    # seconds until a call counts as failed

@@ -106,6 +106,8 @@ def _method(config: ml_collections.ConfigDict, training: bool) -> Iterator[str]:
       templates.check(values)
     except ValueError as error:
       yield f'{name}: {error}'
+  if hasattr(method, 'TOOLS') and (called := (*config.tools, *config.mcp.servers)):
+    yield f'tools={called!r} mean nothing with method={config.method!r}, which has {", ".join(method.TOOLS)}'
   if warmup:
     yield from _unknown('critic_warmup.second_search', warmup.second_search, list(config.search))
   for service in getattr(method, 'SERVICES', ()) if training or not learns else ():

@@ -49,7 +49,7 @@ SERVERS = ('sampler.engine', 'sampler.urls', 'sampler.folder')  # but for these
 # says.
 PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'urls', 'cache',
           'writer', 'writer_model', 'writer_templates', 'kind', 'templates', 'template', 'evidence_template',
-          'review', 'prompts')
+          'review', 'prompts', 'servers')
 
 
 class UsageError(argparse.ArgumentTypeError, ValueError):
@@ -163,7 +163,8 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   values = dict(fields(config))
   useless = [f'{name} means nothing with {choice}={values[choice]!r}'
              for name, (choice, others) in load_file(CHECKS).UNREAD.items()
-             if name in names and values[name] and values[choice] in others]
+             if name in names and values[name] and values[choice] in others
+             and values.get(f'critic_warmup.second_{choice}', values[choice]) in others]
   if useless:
     raise UsageError('; '.join(useless))
   now = _within(config, TRAINED)
@@ -260,7 +261,7 @@ def _is_place(name: str, value: object) -> bool:
   """Tells whether a checkpoint's field is of `PLACES` and names what we do not ship; of a prompt, a file."""
   leaf = name.split('.')[-1]
   if leaf not in PLACES or not isinstance(value, str) or not value:
-    return False
+    return leaf == 'servers' and bool(value)  # the one tuple
   if leaf in templates.SETTINGS:
     return templates.is_file(value, templates.SETTINGS[leaf])
   return not (registry.is_shipped(value) or value.partition(':')[0] in registry.ENTRIES['questions'])

@@ -234,6 +234,8 @@ def _generator(dtype: str, mesh: Mesh | None, model: str, temperature: float) ->
   if engine.tokenizer.chat_template is None:
     raise ValueError(f"{model} cannot be search.writer 'model': without a chat template it follows no "
                      'instruction')
+  if jax.default_backend() != 'cpu':  # where programs are few; the first searches would fail meanwhile
+    engine.compile_all()
   assistant = Assistant(engine, max_tokens=512, stop=(), chat=True, temperature=temperature)
   batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
   return lambda prompts, seeds: batched(list(zip(prompts, seeds)))
@@ -362,8 +364,8 @@ def open_grammar(config: ConfigDict, tokenizer: Tokenizer, tools: Tools | None =
   else:
     offered = tools.offered
   opened = native.open_grammar(tokenizer, getattr(method, 'TAGS', grammar.SEARCH_R1), offered, **speech)
-  if config.tools and not isinstance(opened, native.Native):
-    raise ValueError(f"tools={config.tools!r} are called, which the chat template of "
+  if (called := (*config.tools, *config.mcp.servers)) and not isinstance(opened, native.Native):
+    raise ValueError(f"tools={called!r} are called, which the chat template of "
                      f"{config.tokenizer or config.model} does not say how: set grow.grammar='hermes', say")
   return opened
 

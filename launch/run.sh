@@ -17,7 +17,7 @@ source launch/job.env
 if [ -x .venv/bin/jaxsearch ]; then
   jaxsearch=.venv/bin/jaxsearch
 elif ! jaxsearch=$(command -v jaxsearch); then
-  install ".${EXTRAS:+[$EXTRAS]}"
+  install ".[${EXTRAS:+$EXTRAS,}serve]"
   jaxsearch=.venv/bin/jaxsearch
 fi
 
@@ -28,6 +28,10 @@ if [ -n "$RETRIEVER" ]; then
   SEARCH_URL=http://127.0.0.1:$PORT/retrieve
 fi
 [ -z "$SEARCH_URL" ] || train+=(--config.search.backend=http --config.search.url="$SEARCH_URL")
+if [ -n "$ROLLOUT_URLS" ] && [ -z "$ROLLOUT" ]; then
+  echo 'run.sh: ROLLOUT_URLS needs ROLLOUT, vllm or sglang' >&2
+  exit 2
+fi
 if [ -n "$ROLLOUT" ]; then
   train+=(--config.sampler.engine="$ROLLOUT" --config.sampler.urls="${ROLLOUT_URLS:-http://127.0.0.1:$ROLLOUT_PORT}")
 fi
@@ -88,8 +92,8 @@ finish() {  # waits for a process through any number of signals; its status
 stopped=
 trap stop TERM INT
 
-declare -A beside=()  # name -> process of a server
-trap 'kill -TERM "${beside[@]}" 2> /dev/null || true' EXIT
+declare -A beside=()  # name -> process of a server, which leads a group
+trap 'kill -TERM -- "${beside[@]/#/-}" 2> /dev/null || true' EXIT
 start() {  # start NAME PORT COMMAND …: a server beside the job that does not run yet; returns once it answers
   local name=$1 port=$2
   shift 2
@@ -97,7 +101,10 @@ start() {  # start NAME PORT COMMAND …: a server beside the job that does not 
     step "$@"
     return
   fi
-  if [ -n "${beside[$name]:-}" ] && kill -0 "${beside[$name]}" 2> /dev/null; then return; fi
+  if [ -n "${beside[$name]:-}" ]; then
+    if kill -0 "${beside[$name]}" 2> /dev/null; then return; fi
+    kill -KILL -- "-${beside[$name]}" 2> /dev/null || true  # what it left would hold GPUs and the port
+  fi
   if (exec 3<> "/dev/tcp/127.0.0.1/$port") 2> /dev/null; then
     echo "run.sh: $name: port $port is in use by another server; set PORT or ROLLOUT_PORT" >&2
     exit 2
@@ -158,6 +165,9 @@ for attempt in $(seq 0 "$RESTARTS"); do
     finish "$one" || { own=$?; [ "$own" -le "$status" ] || status=$own; }
   done
   running=()
+  for server in "${beside[@]}"; do  # where one died, most searches failed for that; other hosts end
+    [ "$HOSTS:$status" != 1:1 ] || kill -0 "$server" 2> /dev/null || status=75
+  done
   case $status in
     0 | 1 | 2) exit "$status" ;;  # done; stopped by a limit of the config; a mistake that would come again
   esac

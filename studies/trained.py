@@ -42,13 +42,13 @@ class Grid(NamedTuple):
     measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'gain'
       that above EM at the start, 'end' EM after the last step, MATCHED see `at_matched_em`; others are
       figures of an evaluation, averaged over the steps.
-    explains: of the variance of returns, what a critic of a contrast has to.
+    explains: of the variance of returns, what a critic of a contrast has to, if anything.
   """
   contrasts: Mapping[str, Sequence[str]]
   control: tuple[str, str]
   tables: Sequence[str] = ('',)
   measures: Sequence[str] = ('area', 'end')
-  explains: float = 0.0
+  explains: float = -np.inf
 
 
 RANDOM, AUTO, PHASE, EXCHANGED = 'random-zero', 'auto-zero', 'phase-zero', 'answers-exchanged'

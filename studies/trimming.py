@@ -77,20 +77,23 @@ def report(drafts, rows) -> str:
   rewards = np.array([note['right'] for note in drafts], float)
   exists = search_r2.padded([[1] * len(note['values']) for note in drafts])
   gains = (search_r2.padded([note['values'] for note in drafts]) - rewards[:, None]) * exists
-  cells = {}  # (row, step) -> term -> [seeds, drafts]
+  cells = {}  # (row, step) -> term -> seed -> [drafts]
   for part, row in rows.items():
     accept, cuts = zip(*row['reviews'])
     of = search_r2.influences(np.array(accept, float), search_r2.padded(cuts), gains, rewards)
-    variant, _, step = part.split(', ') if ',' in part else (part, '', 'step 0')
+    variant, seed, step = part.split(', ') if ',' in part else (part, '', 'step 0')
     terms = cells.setdefault((variant, step), {})
     for name, values in (('accepts', np.array(accept)), ('a_prec', of['a_prec']), ('s_trim', of['s_trim'])):
-      terms.setdefault(name, []).append(values)
-  value = lambda key, name: np.stack(cells[key][name])
+      terms.setdefault(name, {})[seed] = values
   first = [{'reviewer': f'{variant}, {step}', 'seeds': len(terms['a_prec'])} | {
-    name: common.interval(verdicts.estimate(np.stack(of)), 100) for name, of in terms.items()}
+    name: common.interval(verdicts.estimate(np.stack(list(of.values()))), 100) for name, of in terms.items()}
     for (variant, step), terms in cells.items()]
   last = max((step for _, step in cells), key=lambda step: int(step.split()[-1]))
-  gap = lambda name, other: verdicts.estimate(value((JOINT, last), name) - value((other, last), name))
+
+  def gap(name, other):  # paired by seed: rows lie in the order in which they were measured
+    ours, others = (cells[variant, last][name] for variant in (JOINT, other))
+    return verdicts.estimate([ours[seed] - others[seed] for seed in sorted(ours.keys() & others.keys())])
+
   contrasts = {'**S_trim, joint - not joint**': (gap('s_trim', APART), MARGIN),
                'A_prec, joint - not joint': (gap('a_prec', APART), None)}
   return '\n\n'.join([common.table(first), common.verdicts_of(contrasts, 'points of EM', 100)])

@@ -71,11 +71,21 @@ def test_all_mistakes_are_named_at_once():
   ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
   ({'critic.learning_rate': 0.0}, 'carl',
    'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
+  ({'credit.level': 'trajectory'}, 'carl', "critic.enabled=True with credit.level='trajectory' or"),
+  ({'credit.level': 'token'}, 'carl', "credit.level='token' with train.aggregate='step-mean' would read"),
+  ({'grow.rewards': 'none'}, 'slate', "grow.rewards='none' rewards nothing"),
+  ({'critic.enabled': True}, 'r_search', "or credit.estimator='grpo', which has no use for a critic"),
 ])
 def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):
   with pytest.raises(ValueError, match=re.escape(message)):
     check(changed(changes, name))
   check(changed(changes, name), training=False)
+
+
+@pytest.mark.parametrize('field', ['tools', 'mcp.servers'])
+def test_a_method_with_tools_of_its_own_gets_no_others(field):
+  with pytest.raises(ValueError, match=r"tools=\('open',\) mean nothing with method='carl', which has python"):
+    check(changed({field: ('open',), 'grow.grammar': 'auto'}, 'carl'))
 
 
 @pytest.mark.parametrize(('path', 'value', 'message'), [

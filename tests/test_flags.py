@@ -17,6 +17,11 @@ def test_overrides_and_words():
   assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
 
 
+def test_a_field_may_be_that_of_the_second_search_of_a_warm_up_alone():
+  config, *_ = parse('critic-warmup', ['--config.search.url=http://a'], 'carl')
+  assert (config.search.backend, config.critic_warmup.second_search.backend) == ('bm25', 'simulated')
+
+
 def test_shipped_configs_are_found_by_name_from_any_folder(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ('carl', 'carl.py', 'configs/carl.py', 'configs/carl'):
@@ -76,7 +81,7 @@ def test_a_checkpoint_says_what_its_policy_saw_and_nothing_to_open(tmp_path, cap
   theirs = saved(**{'grow.max_turns': 2, 'sampler.slots': 7, 'python.output': 99, 'model': 'world-carl',
                     'dtype': 'bfloat16', 'sampler.engine': 'vllm', 'sampler.urls': 'http://u',
                     'search.cache': 'c', 'search.backend': 'index', 'search.index': 'i', 'data.corpus': 'd',
-                    'out': 'o'})
+                    'out': 'o', 'mcp.servers': ('m',)})
   theirs['grow']['template'], theirs['reader'] = str(tmp_path / 'prompt.txt'), {'model': 'm', 'slots': 4}
   config, *_ = parse('ask', [], 'quickstart', saved=theirs, replaced=['data.corpus'])
   assert (config.grow.max_turns, config.sampler.slots, config.python.output) == (2, 7, 99)
@@ -85,7 +90,8 @@ def test_a_checkpoint_says_what_its_policy_saw_and_nothing_to_open(tmp_path, cap
                                                            for name in ('search', 'data', 'out'))
   assert config.grow.template == 'world' and config.model == 'world-carl' and 'reader' not in config
   assert capsys.readouterr().err == (
-    f"jaxsearch: not taken from the checkpoint: grow.template='{tmp_path}/prompt.txt', reader.model='m', "
+    f"jaxsearch: not taken from the checkpoint: grow.template='{tmp_path}/prompt.txt', mcp.servers=('m',), "
+    "reader.model='m', "
     "sampler.urls='http://u', search.backend='index', "
     "search.cache='c', search.index='i'; what to open and to ask is yours to say, with --config or flags\n")
   config, *_ = parse('ask', ['--config=search_r2', '--config.search.topk=9'], '', saved=theirs)

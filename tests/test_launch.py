@@ -161,6 +161,8 @@ def test_a_rollout_server_starts_beside_the_job(engine, command, script, tmp_pat
   assert '--config.sampler.urls=http://a:1,http://b:1' in found and command not in found
   refused = run('run.sh', '--dry-run', **job, HOSTS='auto')
   assert refused.returncode == 2 and 'TPUs: ROLLOUT needs ROLLOUT_URLS' in refused.stderr
+  refused = run('run.sh', '--dry-run', OUT=str(tmp_path), ROLLOUT_URLS='http://a:1')
+  assert refused.returncode == 2 and 'ROLLOUT_URLS needs ROLLOUT' in refused.stderr
 
 
 @pytest.mark.parametrize(('script', 'gpus'), [('gke.sh', True), ('xpk.sh', False), ('tpu-vm.sh', False)])
@@ -188,7 +190,7 @@ cp "$2" {tmp_path}/names''')
   assert (tmp_path / 'keys').stat().st_mode & 0o077 == 0
   assert (tmp_path / 'names').read_text() == 'JAXSEARCH_SEARCH_TOKEN\n'
   said = (tmp_path / 'said').read_text()
-  assert 'cret' not in said and ' PYTHON=my_python ' in said and '--restart-on-exit-codes 70,75' in said
+  assert 'cret' not in said and ' PYTHON=my_python ' in said and '--restart-on-exit-codes 3,70,75' in said
 
 
 @pytest.mark.parametrize(('gpus', 'platforms'), [('4', 'none'), ('', 'cpu')])
@@ -245,8 +247,14 @@ def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
       '--host 127.0.0.1 --port 8001 --tp-size=4')
 
 
+def test_what_is_installed_can_serve(launch):
+  found = run('run.sh', '--dry-run', launch=launch, EXTRAS='tpu', PATH='/usr/bin:/bin')
+  assert '-e .[tpu,serve]' in found.stdout.replace('\\', '')
+
+
 def test_skypilot_and_the_notebook_have_the_scripts_names():
   task = yaml.safe_load((LAUNCH / 'skypilot.yaml').read_text())
+  assert '$EXTRAS,serve]' in task['setup']
   names = {line.split('=')[0] for line in (LAUNCH / 'job.env').read_text().splitlines() if '=${' in line}
   assert set(task['envs']) - {'ARGUMENTS'} <= names
   run_on_rank_1 = subprocess.run(
@@ -275,23 +283,27 @@ exit ${{FINAL:-0}}''')
   assert found.returncode == 2 and len((tmp_path / 'runs').read_text().splitlines()) == 4
 
 
-def test_servers_beside_the_job_are_started_again_with_it_and_end_with_it(programs, launch, tmp_path):
+@pytest.mark.parametrize(('status', 'taken'), [(3, 3), (1, 75)])
+def test_servers_beside_the_job_are_started_again_with_it_and_end_with_it(programs, launch, tmp_path, status, taken):
   (tmp_path / 'health').touch()
   stand_in(programs, 'jaxsearch', f'''
 if [ "$1" = serve ]; then
   echo $$ >> {tmp_path / "servers"}
+  sleep 1000 > /dev/null 2>&1 & echo $! >> {tmp_path / "workers"}
   exec {sys.executable} -m http.server --bind 127.0.0.1 --directory {tmp_path} "${{@: -1}}"
 fi
 [ "$(wc -l < {tmp_path / "servers"})" -lt 2 ] || exit 0
 kill -KILL "$(cat {tmp_path / "servers"})"
-exit 3''')
+sleep 1
+exit {status}''')
   job = dict(launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i')
   found = run('run.sh', **job, PORT=str(free_port()))
-  assert found.returncode == 0 and 'status 3, 3 restarts left' in found.stderr
+  assert found.returncode == 0 and f'status {taken}, 3 restarts left' in found.stderr
   started = [int(line) for line in (tmp_path / 'servers').read_text().split()]
   assert len(started) == 2
-  ended = lambda: not psutil.pid_exists(started[1]) or psutil.Process(started[1]).status() == psutil.STATUS_ZOMBIE
-  while not ended():  # it was told to; the time limit of the test is that of the wait
+  started += [int(line) for line in (tmp_path / 'workers').read_text().split()]
+  ended = lambda one: not psutil.pid_exists(one) or psutil.Process(one).status() == psutil.STATUS_ZOMBIE
+  while not all(map(ended, started)):  # it was told to; the time limit of the test is that of the wait
     time.sleep(0.1)
   with server((200, {})) as (url, seen):  # a stranger's, which answers too
     found = run('run.sh', **job, PORT=url.rpartition(':')[2])

@@ -3,7 +3,9 @@
 import dataclasses
 import json
 import shutil
+import types
 
+import jax
 import pytest
 
 from configs import base, zerosearch
@@ -122,6 +124,16 @@ def test_a_model_of_ours_writes_on_a_sampler_of_its_own(tmp_path):
   assert written(0, 1) == written(0, 1) != written(0, 2)  # sampled, each call with a seed of its own
 
 
+def test_no_search_waits_for_the_programs_of_its_writer(monkeypatch):
+  compiled = []
+  engine = types.SimpleNamespace(tokenizer=types.SimpleNamespace(chat_template=''),
+                                 compile_all=lambda: compiled.append(1))
+  monkeypatch.setattr(setup, '_frozen_engine', lambda *_: engine)
+  monkeypatch.setattr(jax, 'default_backend', lambda: 'gpu')
+  setup._generator('float32', None, 'm', 0.8)
+  assert compiled
+
+
 def test_the_sampler_is_what_the_config_says_and_otherwise_what_suits_the_platform():
   tokenizer = load_tokenizer(base.get_config())
   sizes = DecoderConfig(tokenizer.vocab_size, hidden_size=8, intermediate_size=8, num_layers=1, num_heads=1,
@@ -169,6 +181,9 @@ def test_prompts_that_leave_no_room_are_counted_or_refused():
 
 def test_tools_need_a_grammar_that_calls_them():
   config = base.get_config()
-  config.tools, config.grow.grammar = ('search', 'open'), 'auto'
-  with pytest.raises(ValueError, match=r"tools=\('search', 'open'\) are called, which the chat template of world-tiny"):
+  config.tools, config.mcp.servers, config.grow.grammar = ('search',), ('mine',), 'auto'
+  with pytest.raises(ValueError, match=r"tools=\('search', 'mine'\) are called, which the chat template of world-tiny"):
+    setup.open_grammar(config, setup.load_tokenizer(config))
+  config.tools = ()
+  with pytest.raises(ValueError, match=r"tools=\('mine',\) are called"):
     setup.open_grammar(config, setup.load_tokenizer(config))

@@ -228,12 +228,12 @@ def table(of_sweep: Mapping) -> str:
   add(f'Changes against {baseline} in %, and that of EM over that of time where a variant takes more:',
       'variant', lambda name, value: f'{value:.2f}' if '/' in name else f'{100 * value:+.1f}',
       {name: of.get('relative', {}) for name, of in variants.items()})
+  numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
+  parts.append(safe(FOOTNOTE.format(**numbers)))
   for temperature, of in of_sweep['verdicts'].items():
     said = VERDICTS.format(baseline=baseline, label=decoding(float(temperature)),
                            budget=of['budget'] / 1000, margin=MARGIN)
     parts += [said, markdown(verdict_rows(of['variants']))]
-  numbers = {key: ' or '.join(map(str, of_sweep[key])) for key in ('steps', 'questions')}
-  parts.append(safe(FOOTNOTE.format(**numbers)))
   if of_sweep['not_finished']:
     parts.append(safe(f'Not finished: {"; ".join(of_sweep["not_finished"])}.'))
   parts += ['![EM against trained tokens and against time](curves.png)',

@@ -50,7 +50,7 @@ class Action:
   @property
   def ends(self) -> bool:
     """Tells whether it is malformed and ends the episode."""
-    return self.node.tree.grammar.strict and self.malformed is not None
+    return self.malformed is not None and self.node.tree.grammar.strict
 
   @property
   def is_valid(self) -> bool:

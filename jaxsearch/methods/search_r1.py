@@ -64,7 +64,7 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
     node = node.append(action.observation, Role.OBSERVATION)
     if each_turn:
       node = yield from each_turn(action, node)
-  finish(tree, node, action.answer, spent=spent or action.is_valid)
+  finish(tree, node, action.answer, spent=spent or (action.is_valid and not action.ends))
   return node
 
 

@@ -114,7 +114,7 @@ def judged(candidates: Sequence[Action], tree: Tree, step: int, budget: int,
 def choose(candidates: Sequence[Action], advantages: np.ndarray, eta: float, best: bool,
            rng: np.random.Generator) -> Action | None:
   """Chooses the candidate to continue from, among those that search or answer; None without any."""
-  usable = np.array([candidate.is_valid for candidate in candidates])
+  usable = np.array([candidate.is_valid and not candidate.ends for candidate in candidates])
   if not usable.any():
     return None
   preferences = np.where(usable, advantages, -np.inf)

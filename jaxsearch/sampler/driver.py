@@ -236,7 +236,7 @@ class Schedule:
   # Episodes.
 
   def _fill(self) -> None:
-    while self.policy.room:
+    while self.policy.room and not self.cancelled():  # behind a server there is always room
       if self.queue and not self.enough() and (episode := self.policy.claim(self.queue)):
         episode.started = time.monotonic()
         self._advance([episode])

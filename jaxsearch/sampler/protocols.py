@@ -1,8 +1,9 @@
 """How servers of other projects take and give token ids: what is sent, how a reply is read, new weights.
 
 Each protocol is a class of functions. `generate` and `score` return JSON bodies for `path`; `read` and
-`read_scores` take replies apart, raising LookupError, TypeError or ValueError for other shapes; `load` lists
-the posts (path, body) by which a server takes the weights in a folder and calls them `label`.
+`read_scores` take replies apart, raising LookupError, TypeError, AttributeError or ValueError for other
+shapes; `load` lists the posts (path, body) by which a server takes the weights in a folder and calls them
+`label`.
 
 Log-probabilities are those at temperature 1 without truncation, of which training needs that temperature. So
 top-p and top-k are sent as off: a server may otherwise take them from the model's generation_config.json.

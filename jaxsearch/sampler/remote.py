@@ -72,7 +72,7 @@ class Server:
     def client(path: str) -> JsonClient:
       whole = address.copy_with(path=address.path.rstrip('/') + path)
       made = JsonClient([whole], timeout=self.timeout, attempts=1, token=secret_from_env(KEY))
-      made.error = ServerError
+      made.error, made.most_bytes = ServerError, 2**26  # of a whole vocabulary, such as Qwen's: some 13 MB
       return made
 
     self.client = client
@@ -81,7 +81,7 @@ class Server:
     def parse(reply: Any) -> T:
       try:
         return read(reply)
-      except (LookupError, TypeError) as error:
+      except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f'{type(error).__name__}: {error}') from error
     return self.client(path).post(body, parse)
 

@@ -106,7 +106,8 @@ class Tools:
       self.searches[-1] = error
       raise
     self.searches[-1] = None
-    return results[0]
+    return [dataclasses.replace(document, text=first_words(document.text, self.words))
+            for document in results[0]]
 
   def open(self, node: Node, name: str) -> list[Document]:
     """Returns the whole documents with this id, else with this title; LookupError where none are opened."""
@@ -248,8 +249,7 @@ class Search(ToolCall):
   tool = 'search'
 
   def run(self, tools):
-    return [dataclasses.replace(document, text=first_words(document.text, tools.words))
-            for document in tools.find(self.node, self.query)]
+    return tools.find(self.node, self.query)
 
   def finish(self, schedule, pending, result, seconds):
     if isinstance(result, ToolFailure) and not pending.searches:  # its time was up before it had a thread

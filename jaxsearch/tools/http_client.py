@@ -24,7 +24,6 @@ import pydantic
 
 from jaxsearch.tools.calls import one_line
 
-MAX_RESPONSE_BYTES = 8 * 2**20  # ten passages have some 10 kB, ten long pages of an encyclopedia 5 MB
 MAX_REASON = 300  # characters of an error: it goes into observations and onto the terminal
 MAY_PASS = ('timeout', 'connection', 'server')  # faults that are retried
 T = TypeVar('T')
@@ -55,6 +54,7 @@ class JsonClient:
   """
   error: type[RequestError] = RequestError
   default_path = '/'
+  most_bytes = 8 * 2**20  # of a response: ten passages have some 10 kB, ten long encyclopedia pages 5 MB
   _hint = ''  # why a request may be unauthorised
 
   def __init__(self, urls: Sequence[str | httpx.URL], *, timeout: float = 30.0, attempts: int = 4,
@@ -82,7 +82,7 @@ class JsonClient:
     """Returns what `parse` makes of the JSON of the response; it raises ValueError for another shape.
 
     Raises the client's `error`: no response in time, a refusal, a response of another shape, or one of more
-    than MAX_RESPONSE_BYTES.
+    than `most_bytes`.
     """
     content, deadline, turn = json.dumps(body).encode(), time.monotonic() + self._timeout, next(self._turn)
     for attempt in itertools.count(1):
@@ -122,8 +122,8 @@ class JsonClient:
       async with timeout, self._http.stream(method, address, content=content) as response:
         async for chunk in response.aiter_raw():
           body.extend(chunk)
-          if len(body) > MAX_RESPONSE_BYTES:
-            raise self._failed(f'the response is longer than {MAX_RESPONSE_BYTES} bytes', 'too_long')
+          if len(body) > self.most_bytes:
+            raise self._failed(f'the response is longer than {self.most_bytes} bytes', 'too_long')
       return response
 
     try:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 from jaxsearch.tools.calls import Call, one_line
-from jaxsearch.tools.http_client import event_loop, parse_url, secret_from_env
+from jaxsearch.tools.http_client import RequestError, event_loop, parse_url, secret_from_env
 from jaxsearch.tools.tool import Show, Tool
 from jaxsearch.trees import families, grammar
 from jaxsearch.trees.tree import Node
@@ -31,12 +31,12 @@ TAGS = grammar.Tags(others=families.FAMILIES['hermes'].tags)
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for the one server with an address
 
 
-class McpError(RuntimeError):
-  """A request that a server did not serve; `fault` is one of `tools.calls.FAULTS`."""
+class McpError(RequestError):
+  """A request that a server did not serve."""
+  kind = 'the MCP server'
 
   def __init__(self, server: str, reason: object, fault: str):
-    super().__init__(f'the MCP server {server}: {one_line(str(reason))}')
-    self.fault = fault
+    super().__init__(server, one_line(str(reason)), fault)
 
 
 class McpServer:

@@ -90,11 +90,11 @@ class HttpSearch(JsonClient):
     return results
 
   def _ask_together(self, queries: Sequence[str], topk: int) -> list[list[Document] | SearchError]:
-    """Returns the documents of each query, or its error; one that the server does not take fails no other."""
+    """Returns the documents of each query, or its error; one that the server cannot serve fails no other."""
     try:
       return self._ask(queries, topk)
     except SearchError as error:
-      alone = error.fault == 'too_long' or error.status in (400, 413, 422)
+      alone = error.fault in ('too_long', 'malformed') or error.status in (400, 413, 422)
       if len(queries) == 1 or not alone:
         return [error] * len(queries)
     return [result for query in queries for result in self._ask_together([query], topk)]

@@ -75,7 +75,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   meshes.start_distributed(**config.distributed)
   with config.unlocked():
     config.steps, config.checkpoint_every = settings.max_updates, settings.check_every
-    config.optim.schedule = 'constant'
+    config.optim.schedule, config.eval.every = 'constant', 0  # nothing is evaluated
     config.critic.update(learning_rate=settings.head_rate, backbone_rate=settings.backbone_rate, coef=1.0,
                          lr_warmup_updates=settings.lr_warmup_updates)
   config_check.check(config)
@@ -177,6 +177,9 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
         wanted.append((question, kind, bool(rng.random() < settings.second_share)))
   trees = []
   for record, (question, kind, _) in zip(policy.answer(wanted, 'rollouts.jsonl', Tree.to_json), wanted):
+    if record['id'] != question.id:  # clusters are of floats, which another machine may round differently
+      raise ValueError(f'{policy.run.out}: rollouts.jsonl is of other questions than are chosen here; resume '
+                       'on such a machine as before, or delete the file')
     tree = Tree.from_json(record, tokenizer, question)
     tree.root.data.update(kind=kind, held_out=question.id in held_out)
     if tree.count():

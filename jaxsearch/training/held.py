@@ -13,7 +13,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.rewards.judge import Reasoned
 from jaxsearch.sampler.driver import Episode
 from jaxsearch.sampler.requests import Request, ToolFailure
-from jaxsearch.tools.calls import is_documents
+from jaxsearch.tools.calls import NoRoom, is_documents
 from jaxsearch.trees.tree import Node, Role
 
 
@@ -43,7 +43,7 @@ def _encode(reply: Any) -> Any:
       return {'score': int(reply), 'reason': reply.reason}
     case ToolFailure():
       return {'failure': dataclasses.astuple(reply)}
-    case [*_] if reply and is_documents(reply):
+    case [*_] if is_documents(reply) and (reply or isinstance(reply, NoRoom)):
       return {'documents': list(map(dataclasses.asdict, reply))}
     case [*items]:
       return list(map(_encode, items))
@@ -63,7 +63,7 @@ def _decode(saved: Any, request: Request) -> Any:
     case {'failure': failure}:
       return ToolFailure(*failure)
     case {'documents': documents}:
-      return [Document(**document) for document in documents]
+      return [Document(**document) for document in documents] or NoRoom()
     case [*items]:
       return [_decode(item, request) for item in items]
   return saved

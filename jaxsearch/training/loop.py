@@ -56,7 +56,8 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
     setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
     if not config.sampler.folder and jax.process_index() == 0:
-      shutil.rmtree(setup.weights_folder(config), ignore_errors=True)  # what a killed process left for servers
+      for left in setup.weights_folder(config).glob('????????-*'):  # by a killed process, for servers
+        shutil.rmtree(left, ignore_errors=True)
     ahead, carried = resume(run, learner, questions)
     run.start()
     history = [metrics.remember(row) for row in run.rows()]

@@ -176,7 +176,7 @@ class RunFolder(contextlib.ExitStack):
 
     The row is written before the checkpoint, so that none is ever missing; its `seconds_save` is that of the
     step before. Raises RunStopped after too many updates in a row that were not finite, or steps whose
-    searches mostly failed.
+    searches or judgements mostly failed.
     """
     row = {'step': step} | row | {'seconds_save': self._seconds_save}
     self._log('metrics.jsonl', [row])
@@ -208,8 +208,9 @@ class RunFolder(contextlib.ExitStack):
     failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
     if 0 < most <= failed:
       raise RunStopped(
-        f'step {step}: most searches failed in {failed} steps in a row (search.max_failed_steps={most}). '
-        f'{requests.failing(row)}; {self._saved()}; once searches work, rerun the same command to resume')
+        f'step {step}: most searches or judgements failed in {failed} steps in a row '
+        f'(search.max_failed_steps={most}). '
+        f'{requests.failing(row)}; {self._saved()}; once they work, rerun the same command to resume')
 
   def publish(self) -> None:
     """Copies what has changed in the run folder to its bucket, if it is in one."""

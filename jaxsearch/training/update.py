@@ -6,6 +6,7 @@ learner.py opens what they work on.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -77,6 +78,10 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
   config, rng = learner.config, np.random.default_rng([learner.config.seed, step])
   critic, settings = config.critic, config.train
   clipped = critic.enabled and not critic.shared and critic.value_clip is not None  # then every return counts
+  spans = [node for tree in itertools.chain(*groups) for node in tree.walk() if node.trained and node.tokens]
+  if critic.enabled and spans and all(node.returns is None for node in spans):
+    raise ValueError(f'critic.enabled=True: the credit of method={config.method!r} sets no returns, which '
+                     'a critic learns')
   whole = by_sequence(config.loss.kind, config.loss.importance)
   at_most = settings.mini_batch or config.questions_per_step * config.group_size
   parts = [batches.pack(forest, learner.mesh, settings, attention=config.attention, at_most=at_most,

@@ -73,7 +73,7 @@ def _call(value: Any) -> Raw:
     if isinstance(arguments, str):  # as servers write them
       arguments = json.loads(arguments)
     if isinstance(name, str) and isinstance(arguments, dict):
-      as_json(value).encode()  # half a surrogate pair is no text
+      as_json([name, arguments]).encode()  # half a surrogate pair is no text
       return name, arguments
   except (ValueError, RecursionError):
     pass

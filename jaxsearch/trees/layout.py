@@ -211,16 +211,20 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool, chains: bool
   As `chains`, every path is a trie.
   """
   # A trained span that is not to be shared has a number of its own, in the upper half of its keys.
-  paths, owners = [], {}
+  to_last, owners = {}, {}
   for leaf in itertools.chain(*(tree.leaves() for tree in trees)):
     path = [node for node in leaf.path() if node.tokens]
     while path and not path[-1].trained:
       path.pop()
+    if path:
+      to_last[path[-1]] = path
+  inner = {node for path in to_last.values() for node in path[:-1]}  # where only untrained spans hang beside
+  paths = []
+  for path in (path for last, path in to_last.items() if last not in inner):
     numbers = [0 if share_trained or not node.trained else owners.setdefault(node, len(owners) + 1)
                for node in path]
-    if path:
-      keys = [np.array(node.tokens) + (number << 32) for node, number in zip(path, numbers)]
-      paths.append((np.concatenate(keys), path))
+    keys = [np.array(node.tokens) + (number << 32) for node, number in zip(path, numbers)]
+    paths.append((np.concatenate(keys), path))
   trie, size, last = [], 0, np.zeros(0, np.int64)
   for key, path in sorted(paths, key=lambda item: item[0].astype('>i8').tobytes()):  # sorts as the numbers do
     if len(key) > length:

@@ -64,6 +64,11 @@ def test_a_malformed_call_may_be_the_end():
   tree, requests, observations = drive('hermes', [[{'search': {}}]], malformed='end')
   assert len(requests) == 1 and not observations and tree.stop is Stop.MALFORMED
   assert tree.metrics['malformed_arguments'] == 1
+  tree, requests, observations = drive('hermes', [[search('a'), {'search': {}}]], malformed='end')  # one of two
+  assert len(requests) == 2 and not observations and tree.stop is Stop.MALFORMED
+  tree, requests, observations = drive('hermes', [[search('a'), {'search': {}}]], slate, k=1, rewards='outcome',
+                                       malformed='end')
+  assert len(requests) == 2 and not observations and tree.stop is Stop.MALFORMED
   tree, requests, _ = drive('hermes', [[{'python': {}}]], carl, 'carl', malformed='end')
   assert len(requests) == 1 and tree.stop is Stop.MALFORMED
   assert tree.metrics['malformed'] == tree.metrics['malformed_arguments'] == 1

@@ -7,23 +7,27 @@ import functools
 import math
 import threading
 import time
+import types
 
+import jax
 import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.sampler.driver import Episode, GrowthError, Schedule
+from jaxsearch.sampler.driver import Cancelled, Episode, GrowthError, Schedule
 from jaxsearch.sampler.requests import (
   Ask,
   Call,
   Generate,
   Request,
   RunPython,
+  Sampling,
   Search,
   ToolFailure,
   Tools,
   failing,
 )
+from jaxsearch.sampler.served import ServedDecoding, Span
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.tools.simulated import SimulatedSearch
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -250,6 +254,24 @@ def test_a_service_behind_a_server_is_asked_while_others_decode():
   service = Server(1, lambda item: 10 * item)
   (tree,), _ = run([asks], services={'judge': service})
   assert tree.answer == [0, 10, 20, 30] and service.items == [0, 1, 2, 3]  # one at a time
+
+
+def test_a_rollout_behind_a_server_ends_once_it_is_cancelled():
+  def generate(request, most, sampling, seed):
+    asked.append(seed)
+    return Span([1], 'length', [-1.0])
+
+  def grow(tree):
+    yield Generate(prompt(tree), max_tokens=1)
+
+  asked, server = [], types.SimpleNamespace(generate=generate, length=200, slots=2, episodes=4, figures={},
+                                            episode_deadline=math.inf)
+  policy = functools.partial(ServedDecoding, server, jax.random.key(0), Sampling())
+  trees = [Tree(Letters()) for _ in range(30)]
+  episodes = [Episode(number, grow(tree), tree) for number, tree in enumerate(trees)]
+  with pytest.raises(Cancelled):
+    Schedule(policy, episodes, Tools(), cancelled=lambda: len(asked) > 4).run()
+  assert len(asked) < 10
 
 
 def test_an_error_in_a_generator_names_the_question():

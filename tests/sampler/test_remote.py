@@ -26,6 +26,7 @@ from jaxsearch.training import row_files
 from jaxsearch.trees.tree import Role, Stop
 from tests.sampler import rollout_servers
 from tests.sampler.rollout_servers import serving
+from tests.tools.serving import server
 
 SEARCHES, ANSWERS = '<think>Look.</think><search>author of Tide</search>', '<think>So.</think><answer>Ada Moor</answer>'
 STAND_INS = {'vllm': rollout_servers.Vllm, 'sglang': rollout_servers.Sglang}
@@ -213,6 +214,7 @@ def test_without_a_server_that_answers_the_run_ends(policy, tmp_path):
 @pytest.mark.parametrize(('kind', 'change', 'message'), [
   ('vllm', lambda reply: reply['choices'][0].pop('token_ids'), "KeyError: 'token_ids'; needs vLLM 0.32"),
   ('vllm', lambda reply: reply['choices'][0].update(logprobs=None), 'not a valid response.*; needs vLLM 0.32'),
+  ('vllm', lambda reply: reply.update(usage=None), 'not a valid response.*; needs vLLM 0.32'),
   ('sglang', lambda reply: reply['meta_info'].pop('output_token_logprobs'), "'output_token_logprobs'.*; needs SGLang 0.5.23"),
   ('sglang', lambda reply: reply['meta_info'].update(output_token_logprobs=[[-9.0, 5, None]]), 'of the same token in a prompt')])
 def test_a_server_without_ids_or_log_probabilities_is_refused(kind, change, message, policy, tmp_path, monkeypatch):
@@ -227,6 +229,12 @@ def test_a_server_without_ids_or_log_probabilities_is_refused(kind, change, mess
   monkeypatch.setattr(STAND_INS[kind], 'serve', without)
   with pytest.raises(ValueError, match=message), opened(kind, policy, tmp_path):
     pass
+
+
+def test_a_reply_may_hold_a_whole_vocabulary():
+  entry = {'id': 100_000, 'token': 'abc', 'bytes': [97, 98, 99], 'logprob': -12.345678}
+  with server((200, [entry] * 152_000)) as (url, _):
+    assert len(remote.Server(url, protocols.LlamaCpp, timeout=60.0).post('/completion', {}, list)) == 152_000
 
 
 def test_another_server_is_refused_in_a_line(policy, tmp_path):
@@ -250,14 +258,15 @@ SMALL = ['--config.steps=2', '--config.questions_per_step=2', '--config.eval.eve
 @both
 def test_training_on_servers(kind, policy, tmp_path):
   server = STAND_INS[kind](policy.tokenizer, lambda text, _: SEARCHES if '</information>' not in text else ANSWERS)
-  (tmp_path / 'run/weights/killed-1').mkdir(parents=True)
+  for name in ('01234567-1', 'mine'):  # of a process that was killed, and of somebody
+    (tmp_path / 'run/weights' / name).mkdir(parents=True)
   with serving(server) as url:
     assert cli.main(['train', '--config=search_r1_grpo', *SMALL, '--config.group_size=2', f'--config.out={tmp_path}/run',
                      f'--config.sampler.engine={kind}', f'--config.sampler.urls={url}',
                      f'--config.train.async_steps={int(kind == "vllm")}',  # one of them a step ahead
                      '--config.monitor.window=2']) == 0
   gc.collect()
-  assert not list((tmp_path / 'run/weights').iterdir())  # a restart finds none
+  assert [path.name for path in (tmp_path / 'run/weights').iterdir()] == ['mine']  # a restart finds none of ours
   rows = row_files.read(tmp_path / 'run/metrics.jsonl')
   assert [row['searches'] for row in rows] == [1, 1] and all(row['importance_weight'] < 2.001 for row in rows)
   assert all(row['logprob_gap'] > 0.1 and row['seconds_weights'] > 0 and row['tokens_reused'] > 0 for row in rows)

@@ -109,7 +109,8 @@ def test_a_bed_at_its_end_or_a_critic_that_explains_little_leaves_a_contrast_und
   assert trained.withheld(grid, runs, ('own', 'explains')) == ''
   assert trained.withheld(grid, runs, ('own', 'high')) == 'undecided, high ends at 76.0 %'
   assert trained.withheld(grid, runs, ('guesses', 'own')) == 'undecided, the critic of guesses explains 0.29'
-  assert trained.withheld(grid._replace(explains=0.0), runs, ('guesses', 'own')) == ''
+  runs['harms'] = row(0.5, value_explained=[-0.02])
+  assert trained.withheld(trained.Grid({}, grid.control), runs, ('harms', 'own')) == ''
   for control in (('own', 'guesses'), ('own', 'none')):  # learns as much as with right answers; was not run
     assert trained.withheld(grid._replace(control=control), runs, ('own', 'explains')) == 'undecided, no control passed'
 

@@ -23,6 +23,16 @@ def test_a_reviewer_that_cuts_where_it_helps_has_skill():
   assert 'no difference larger than 1 |' in trimming.report(drafts, dict.fromkeys(['at the start', *rows], guesses))
 
 
+def test_differences_are_paired_by_seed_in_whatever_order_they_were_measured():
+  drafts = [{'texts': [], 'right': 0, 'values': np.eye(4)[place % 4].tolist()} for place in range(60)]
+  reviews = [{'reviews': [[0, (share * np.eye(4)[place % 4] + (1 - share) / 4).tolist()] for place in range(60)]}
+             for share in (0.1, 0.5, 0.9)]
+  rows = {f'{variant}, seed {seed}, step 12': reviews[seed]
+          for variant, seeds in ((trimming.JOINT, (0, 1, 2)), (trimming.APART, (2, 0))) for seed in seeds}
+  said = trimming.report(drafts, rows)
+  assert '| **S_trim, joint - not joint** | +0.0 [+0.0, +0.0] |' in said
+
+
 @pytest.mark.slow
 def test_it_runs(tmp_path, capsys, monkeypatch):
   class Run(types.SimpleNamespace):

@@ -66,6 +66,10 @@ def test_a_search_shows_the_first_words_of_a_passage():
   for words, texts in ((0, ['a b  c\nd', 'e']), (3, ['a b  c', 'e']), (1, ['a', 'e'])):
     shown = Search(None, '').run(dataclasses.replace(tools, words=words))
     assert [document.text for document in shown] == texts and shown[0].title == 'One two'
+  sandbox = PythonSandbox(workers=1)
+  printed = RunPython(None, 'print(search("x"))').run(dataclasses.replace(tools, words=1, python=sandbox))
+  sandbox.close()
+  assert 'One two) a\n' in printed
 
 
 @pytest.mark.parametrize('reply', [None, [], [[1]], [[], []], 'text', RuntimeError('on fire')])

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip('mcp')
 
 from configs import base
+from jaxsearch.cli import explain
 from jaxsearch.config_check import check
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.requests import Tools
@@ -132,6 +133,8 @@ def test_no_server(server, fault, monkeypatch):
   with pytest.raises(McpError) as error:
     McpServer(server, 2.0).tools()
   assert error.value.fault == fault
+  status, line = explain(error.value)
+  assert status == 3 and line.startswith('the MCP server at ')
 
 
 def test_two_tools_of_one_name_are_refused(command):

@@ -28,17 +28,19 @@ def test_request_and_answer():
   assert [path for path, _, _ in seen[1:]] == ['/v2/find', '/retrieve']
 
 
-def test_a_query_that_is_refused_fails_no_other():
+@pytest.mark.parametrize(('status', 'fault'), [(422, 'refused'), (None, 'malformed')])
+def test_a_query_that_is_not_served_fails_no_other(status, fault):
   def answer(handler):
     queries = json.loads(handler.body)['queries']
-    if 'bad' in queries:
-      return handler.send_error(422)
-    send(handler, json.dumps({'result': [[{'contents': query}] for query in queries]}).encode())
+    if status and 'bad' in queries:
+      return handler.send_error(status)
+    result = [[{'contents': None if query == 'bad' else query}] for query in queries]
+    send(handler, json.dumps({'result': result}).encode())
 
   with server(answer) as (url, seen):
     search = HttpSearch(url, **FAST)
     results = search._batched(1)(['a', 'bad', 'b'])
-  assert [results[i][0].title for i in (0, 2)] == ['a', 'b'] and results[1].status == 422
+  assert [results[i][0].title for i in (0, 2)] == ['a', 'b'] and results[1].fault == fault
   assert len(seen) == 4
 
 

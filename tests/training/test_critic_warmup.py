@@ -5,12 +5,13 @@ import functools
 import pathlib
 import sys
 import types
+from unittest import mock
 
 import jax
 import numpy as np
 import pytest
 
-from configs import base
+from configs import base, carl
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, plots
@@ -150,6 +151,9 @@ def test_rollouts_that_were_cut_off_are_grown_again_and_a_share_has_another_sear
   path.write_text(whole[:int(0.7 * len(whole))])  # in the middle of a line and of a chunk
   warm_up(config)
   assert path.read_text() == whole
+  row_files.write(path, row_files.read(path)[::-1])
+  with pytest.raises(ValueError, match='rollouts.jsonl is of other questions'):
+    warm_up(config)
 
 
 def test_rollouts_whose_searches_mostly_failed_are_not_learned_from(config, method):
@@ -180,6 +184,17 @@ def test_a_critic_of_its_own_is_warmed_up_too(config, tmp_path):
   _, warm, _ = saved_policies.load_trained(warmed, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.critic.params, warm)
   assert float(np.abs(np.asarray(warm['head']['kernel'])).max()) > 0
+
+
+def test_a_warm_up_needs_no_questions_to_evaluate(monkeypatch):
+  class Checked(Exception):
+    pass
+
+  config = carl.get_config()
+  config.data.update(questions='mine.jsonl', corpus='mine.jsonl')
+  monkeypatch.setattr(critic_warmup.meshes, 'make_mesh', mock.Mock(side_effect=Checked))
+  with pytest.raises(Checked):
+    critic_warmup.warm_up(config, None, None)
 
 
 def test_a_resumed_warm_up_believes_the_gate_where_it_would_have_looked():

@@ -19,6 +19,8 @@ from jaxsearch.data.questions import Question, QuestionBatches
 from jaxsearch.rewards.judge import Reasoned
 from jaxsearch.sampler import driver
 from jaxsearch.sampler.requests import Ask, Generate, Sampling, Score, Search, ToolFailure, Tools
+from jaxsearch.tools.calls import NoRoom
+from jaxsearch.tools.tool import listed
 from jaxsearch.training import growing, held, loop, refill, row_files
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
@@ -314,3 +316,21 @@ def test_a_tree_that_is_saved_half_grown_goes_on_as_it_was():
     held.replay(episode(asked='c'), saved, lambda *_: None)
   with pytest.raises(TypeError, match='a reply object cannot be saved'):
     held.to_json(three[0], object())
+
+
+@pytest.mark.parametrize('found', [[], NoRoom()])
+def test_documents_without_room_are_told_from_none_in_a_tree_that_is_saved_half_grown(found):
+  def grow(tree):
+    node = tree.root.append('prompt', Role.PROMPT)
+    node = node.append(listed((yield Search(node, 'a'))), Role.OBSERVATION)
+    yield Search(node, 'b')
+
+  def episode():
+    tree = Tree(Letters(), Question('q', '?', ('x',)))
+    return driver.Episode(0, grow(tree), tree)
+
+  half = episode()
+  told = [held.to_json(next(half.growth), found)]
+  half.asked, half.replies = [half.growth.send(found)], [[]]
+  saved = json.loads(json.dumps(held.episode_to_json(half, told)))
+  assert held.replay(episode(), saved, lambda *_: None) == told

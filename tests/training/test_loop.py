@@ -28,7 +28,7 @@ from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.requests import Ask
 from jaxsearch.training import batch as batches
 from jaxsearch.training import learner as learners
-from jaxsearch.training import loop, metrics, rollout_file, row_files, run_folder, saved_policies
+from jaxsearch.training import loop, metrics, rollout_file, row_files, run_folder, saved_policies, update
 from jaxsearch.training.metrics import credited, summary
 from jaxsearch.trees.layout import count_trained, lay_out
 from jaxsearch.trees.tree import Role, Tree
@@ -214,6 +214,13 @@ def test_penalties_may_be_averaged_otherwise_than_the_surrogate(config):
   assert np.abs(summed.gains).sum() > 2 * np.abs(rows.gains).sum()
 
 
+def test_a_critic_needs_a_credit_with_returns(config):
+  config.critic.enabled, groups = True, grown_groups()
+  search_r1.credit(groups, Context(0, np.random.default_rng(0), {}))
+  with pytest.raises(ValueError, match='sets no returns'):
+    update.update(types.SimpleNamespace(config=config), groups, 1, metrics.Clock())
+
+
 def saved(run, step):
   """Every array of a checkpoint's parameters by its path, read without jaxsearch."""
   found = ocp.StandardCheckpointer().restore(pathlib.Path(run) / 'checkpoints' / str(step) / 'params')
@@ -268,8 +275,8 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run(remote, capsys):
   remote.eval.every = 6
   with server() as (remote.search.url, _):
     pass  # nobody is there any more
-  stops = (r'step 2: most searches failed in 2 steps in a row \(search.max_failed_steps=2\)\. 10 of 10 '
-           r'searches failed; the last: SearchError: .*; the last checkpoint is that of step 1; ')
+  stops = (r'step 2: most searches or judgements failed in 2 steps in a row \(search.max_failed_steps=2\)\. '
+           r'10 of 10 searches failed; the last: SearchError: .*; the last checkpoint is that of step 1; ')
   with pytest.raises(run_folder.RunStopped, match=stops):
     loop.train(remote, held_out)
   said = capsys.readouterr().err.splitlines()

@@ -75,12 +75,10 @@ forests = st.lists(trees(), min_size=1, max_size=5)
 
 
 def trained_paths(forest):
-  """The path of each leaf up to its last trained span."""
-  for leaf in (leaf for tree in forest for leaf in tree.leaves()):
-    path = [node for node in leaf.path() if node.tokens]
-    while path and not path[-1].trained:
-      path.pop()
-    yield path
+  """The path to each trained span that has none below it."""
+  trained = lambda node: node.trained and node.tokens
+  return [[above for above in node.path() if above.tokens] for tree in forest for node in tree.walk()
+          if trained(node) and not any(below is not node and trained(below) for below in node.walk())]
 
 
 def tokens_of(path):
@@ -328,6 +326,21 @@ def test_a_chain_is_a_sequence_and_where_trees_branch_each_span_is_one():
     numbers = [[next(iter(name)) for name in of_tree] for of_tree in names]
     assert [len(set(of_tree)) for of_tree in numbers] == [1, 3, 1]
     assert len({name for of_tree in numbers for name in of_tree}) == 5
+
+
+@pytest.mark.parametrize('chains', [False, True])
+def test_a_chain_is_one_sequence_beside_what_is_not_trained(chains):
+  """As Search-R2's is without its reviews; with another tree of the question a row holds its beginning alone."""
+  question = Question('1', '?', ('a',))
+  other, tree = (Tree(None, question) for _ in range(2))
+  other.root.append([1, 2], Role.PROMPT).append([0] * 4, Role.POLICY)
+  first = tree.root.append([1, 2], Role.PROMPT).append([3, 4], Role.POLICY)
+  for _ in range(2):
+    first.append([4], Role.OBSERVATION).append([9], Role.POLICY).trained = False
+  last = first.append([5], Role.OBSERVATION).append([6, 7, 8], Role.POLICY)
+  rows = lay_out([other, tree], 11, pad_id=0, share_trained=False, chains=chains)
+  assert rows.places[first][0] == rows.places[last][0] and rows.real.sum() == 6 + 8
+  assert {rows.sequences[rows.places[node]].tolist()[0] for node in (first, last)} == {rows.places[first][1][0]}
 
 
 def test_an_unknown_average_is_named():

@@ -49,6 +49,7 @@ LLAMA = '{"name": "search", "parameters": {"query": "Oslo"}}'
   ('hermes', '<tool_call>' + '[' * 2000 + '</tool_call>', 'json'),
   ('hermes', '<tool_call>{"query": "Oslo"}</tool_call>', 'shape'),
   ('hermes', '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>', 'shape'),
+  ('hermes', r'<tool_call>{"name": "search", "arguments": "{\"query\": \"\\ud800\"}"}</tool_call>', 'shape'),
   ('hermes', '<tool_call>{"name": "serach", "arguments": {"query": "Oslo"}}</tool_call>', 'tool'),
   ('hermes', '<tool_call>{"name": "search", "arguments": {}}</tool_call>', 'arguments'),
   ('hermes', '<tool_call>{"name": "search", "arguments": {"query": "a", "k": 3}}</tool_call>', 'arguments'),
