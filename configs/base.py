@@ -30,7 +30,7 @@ def get_config():
   config.log = ()                    # services that get what TensorBoard gets: 'wandb', 'trackio' (extras of
                                      # these names)
   config.rollouts = 2                # questions of each step whose rollouts are kept for `jaxsearch view`,
-                                     # with tokens and credit; -1 is all, 0 none
+                                     # with tokens and credit; -1 is all of the first process, 0 none
 
   # The policy: 'world-tiny' (shipped with its tokenizer), a Hugging Face folder, a GGUF file, or
   # 'random:PRESET' for random weights of a preset, drawn from `seed`.

@@ -323,7 +323,6 @@ def _load(name: str) -> ml_collections.ConfigDict:
 
 
 def shipped_configs() -> list[str]:
-  """Returns the names of the shipped configs."""
   files = sorted(file for file in SHIPPED.rglob('*.py') if file != CHECKS)
   return [str(file.relative_to(SHIPPED).with_suffix('')) for file in files]
 

@@ -1,8 +1,7 @@
 """Per-token losses of policy and critic, and the rule by which they are averaged.
 
-A loss here is a pure function of arrays `[B, T]` (batch, time) that returns a value per token, to be
-minimised; `aggregate` makes the scalar. Everything is computed in float32, whatever comes in, and only jax is
-imported.
+A loss here is a pure function of arrays `[B, T]` (batch, time) that returns a value per token, `[B, T]` in
+float32 and 0 where masked, to be minimised; `aggregate` makes the scalar. Only jax is imported.
 
 A masked position (mask 0) contributes exactly 0 to the loss and to every gradient, even if it holds NaN or
 infinity. Where the public trainers differ, the convention is stated with its source; "verl" is
@@ -32,8 +31,6 @@ def clipped_surrogate(logp: jax.Array, old_logp: jax.Array, advantages: jax.Arra
     mask: [B, T], 1 where a token is trained on.
     dual_clip: `c > 1` bounds the loss of a negative advantage at `-A c` (Ye et al. 2020, dual-clip PPO);
       None: off.
-  Returns:
-    [B, T] float32, 0 where masked.
   """
   _, advantages = _masked(mask, advantages)
   return shared_surrogate(logp, old_logp, jnp.maximum(advantages, 0.0), jnp.maximum(-advantages, 0.0), mask,
@@ -53,8 +50,6 @@ def shared_surrogate(logp: jax.Array, old_logp: jax.Array, gains: jax.Array, los
     gains: [B, T], `P = sum w_i max(A_i, 0)`.
     losses: [B, T], `N = sum w_i max(-A_i, 0)`.
     logp, old_logp, mask, clip_low, clip_high, dual_clip: as in `clipped_surrogate`.
-  Returns:
-    [B, T] float32, 0 where masked.
   """
   trained, logp, old_logp, gains, losses = _masked(mask, logp, old_logp, gains, losses)
   ratio = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -73,8 +68,6 @@ def cispo(logp: jax.Array, old_logp: jax.Array, advantages: jax.Array, mask: jax
 
   Args: as of `clipped_surrogate`. `clip_low=1` is no lower bound (M1, ScaleRL); trainers that take bounds
     themselves say 5 where this takes `clip_high=4`.
-  Returns:
-    [B, T] float32, 0 where masked.
   """
   trained, logp, old_logp, advantages = _masked(mask, logp, old_logp, advantages)
   ratio = jnp.exp(jnp.clip(logp - old_logp, -MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -92,8 +85,6 @@ def sequence_log_ratio(logp: jax.Array, old_logp: jax.Array, sequences: jax.Arra
 
   Args:
     sequences: [B, T] int, of each token the number of its sequence, from 0 to below `most` in each row.
-  Returns:
-    [B, T] float32, 0 where masked.
   """
   trained, logp, old_logp = _masked(mask, logp, old_logp)
   total = lambda x: over_sequences(x, sequences, mask, most)
@@ -182,8 +173,6 @@ def value_loss(values: jax.Array, old_values: jax.Array | None, returns: jax.Arr
     returns: [B, T], the targets.
     mask: [B, T], 1 where a value is trained on.
     clip: how far a value may move from the old one before moving on earns nothing; None: no clipping.
-  Returns:
-    [B, T] float32, 0 where masked.
   """
   trained, values, returns = _masked(mask, values, returns)
   loss = jnp.square(values - returns)
@@ -195,7 +184,7 @@ def value_loss(values: jax.Array, old_values: jax.Array | None, returns: jax.Arr
 
 
 def aggregate(x: jax.Array, mask: jax.Array, how: str = 'token-mean') -> jax.Array:
-  """Returns the average of a per-token quantity that `how` names, see `denominator`.
+  """Returns the average of a per-token quantity that `how` names, a float32 scalar, see `denominator`.
 
   Sequences without a token that counts are left out of the mean over sequences (as in verl), so that padding
   rows change nothing; nothing to count at all gives 0. Training averages by the same rule, over the trees of
@@ -204,10 +193,6 @@ def aggregate(x: jax.Array, mask: jax.Array, how: str = 'token-mean') -> jax.Arr
   Args:
     x: [B, T]; anything where masked. B are the sequences.
     mask: [B, T], 1 where a token counts.
-  Returns:
-    A float32 scalar.
-  Raises:
-    ValueError: `how` is none of the three.
   """
   counted, x = _masked(mask, x)
   tokens = jnp.sum(counted, axis=-1, keepdims=True, dtype=jnp.float32)

@@ -237,7 +237,6 @@ def estimates_of(states, rows, critics) -> tuple[dict, dict]:
 
 
 def report(questions, rows) -> str:
-  """Writes the tables."""
   states = states_of(questions, rows)
   values, noise, truth, _ = states.truth(states.draws)
   critics = {name: np.concatenate(rows[name]['values']) for name in CRITICS}

@@ -117,7 +117,6 @@ def study(given, out) -> str:
 
 
 def report(rows: dict[str, dict], reader: str, policies: Sequence[str]) -> str:
-  """Writes the tables."""
   shown = lambda values: common.interval(verdicts.estimate(values), 100)
   kinds = {kind: of for kind, of in rows[f'reader {reader}'].items() if isinstance(of, dict)}
   first = [{'evidence': kind, 'F1 in %': shown(of['f1']), 'EM in %': shown(of['em'])}

@@ -185,7 +185,6 @@ def study(given, out) -> str:
 
 
 def report(notes, number, rows) -> str:
-  """Writes the tables."""
   column = lambda name: np.array([note[name] for note in notes], float)
   rewards, flaw = column('right'), column('flaw').astype(int)
   exists = padded([[1] * len(note['values']) for note in notes])

@@ -73,7 +73,6 @@ def study(given, out) -> str:
 
 
 def report(drafts, rows) -> str:
-  """Writes the tables."""
   rewards = np.array([note['right'] for note in drafts], float)
   exists = search_r2.padded([[1] * len(note['values']) for note in drafts])
   gains = (search_r2.padded([note['values'] for note in drafts]) - rewards[:, None]) * exists

@@ -64,19 +64,6 @@ def test_gradient_of_the_surrogate_by_hand():
   np.testing.assert_allclose(gradient, [[-np.exp(0.1), 0, -np.exp(-0.4), np.exp(0.4), 0, 0]], rtol=1e-5)
 
 
-@QUICK
-@hypothesis.given(numbers, numbers, numbers, st.sampled_from([None, 2.0]))
-def test_surrogate_equals_a_numpy_loop(logp, old, advantages, dual_clip):
-  expected = np.zeros((B, T))
-  for place in np.ndindex(B, T):
-    ratio, a = np.exp(float(logp[place]) - float(old[place])), float(advantages[place])
-    expected[place] = -min(ratio * a, min(max(ratio, 0.8), 1.28) * a)
-    if dual_clip and a < 0:
-      expected[place] = min(expected[place], -a * dual_clip)
-  got = surrogate(logp, old, advantages, np.ones((B, T)), clip_low=0.2, clip_high=0.28, dual_clip=dual_clip)
-  np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
-
-
 def test_k3_estimates_the_kl_and_keeps_its_digits():
   p, q = np.array([0.5, 0.3, 0.2]), np.array([0.3, 0.3, 0.4])
   exact = (p * np.log(p / q)).sum()
@@ -170,7 +157,6 @@ def test_importance_weights_of_tokens_and_sequences_equal_the_released_code():
       (token, 0.5, [1.648721, 0.670320, 1.221403, 0, 1.105171]),
       (whole, None, [1.349859] * 3 + [0.449329] * 2), (whole, 0.5, [1.349859] * 3 + [0] * 2)):
     np.testing.assert_allclose(losses.importance_weights(log_ratio, 0.0, 2.0, floor), [expected], rtol=1e-5)
-  assert losses.importance_weights(np.float32([1.2]), 0.0, 2.0)[0] == 2
   assert losses.importance_weights(np.float32([1.2]), 0.0, 2.0, 0.5)[0] == 0
 
 

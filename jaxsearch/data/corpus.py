@@ -62,8 +62,9 @@ def stream_corpus(path: str | os.PathLike) -> Iterator[tuple[str, Document]]:
   Raises DataError for bad JSON or a missing or blank `id` or `contents`, naming file and line; OSError.
   """
   for place, record in read_records(path):
-    if 'docid' in record:  # BrowseComp-Plus
-      yield place, Document(str(record['docid']), '', text_field(record, 'text', place))
+    if 'docid' in record:  # Tevatron's; those of BrowseComp-Plus have no title
+      title, text = str(record.get('title') or ''), text_field(record, 'text', place)
+      yield place, Document(str(record['docid']), title, text)
       continue
     title, text = split_contents(text_field(record, 'contents', place))
     yield place, Document(text_field(record, 'id', place), title, text)

@@ -58,7 +58,7 @@ def texts(golds: Any) -> list[str]:
       return list(dict.fromkeys([*texts(value), *texts(golds.get('aliases'))]))
     case list():
       return [text for gold in golds for text in texts(gold)]
-    case None | '<unk>':  # what splits without answers have for them
+    case None | '<unk>' | bool() | dict():  # of splits without answers; none that a policy would write
       return []
   return [str(golds)]
 

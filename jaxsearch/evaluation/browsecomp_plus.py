@@ -111,8 +111,7 @@ def summary(records: Sequence[Record], model: str = '') -> dict[str, Any]:
   return {'LLM': model or NOT_OURS, **figures,
           'Recall (%)': percent(record['evidence_recall'] for record in records),
           'avg_tool_stats': {name: count / len(records) for name, count in counts.items()},
-          'Retriever': NOT_OURS, 'Link': NOT_OURS,
-          'Evaluation Date': datetime.date.today().isoformat(),
+          'Retriever': NOT_OURS, 'Link': NOT_OURS, 'Evaluation Date': datetime.date.today().isoformat(),
           'per_query_metrics': [
             {'query_id': record['id'], 'correct': bool(record.get('judged')),
              'recall': round(100 * record['evidence_recall'], 2)} for record in records]}

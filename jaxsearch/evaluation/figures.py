@@ -98,12 +98,6 @@ HOPS = {'single-hop': ('nq', 'triviaqa', 'popqa'),
         'multi-hop': ('hotpotqa', '2wikimultihopqa', 'musique', 'bamboogle')}
 
 
-def asked_of(question: Question) -> dict[str, Any]:
-  """Returns the part of a record that says what was asked."""
-  return {'id': question.id, 'source': question.metadata.get('source', ''), 'question': question.question,
-          'golden_answers': list(question.golden_answers)}
-
-
 def kind_of(question: Question) -> str:
   """Returns 'yes_no' where that is the answer, 'choice' where the question names it, else 'open'."""
   golds, asked = map(normalize_answer, question.golden_answers), f' {normalize_answer(question.question)} '
@@ -114,13 +108,15 @@ def kind_of(question: Question) -> str:
 
 def record_of(tree: Tree) -> dict[str, Any]:
   """Returns a finished tree as JSON can hold it: what was asked and answered, how, and its `FIGURES`."""
-  record = asked_of(tree.question) | {'prediction': tree.answer, 'stop': tree.stop,
-                                      'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
+  asked = tree.question
+  record = {'id': asked.id, 'source': asked.metadata.get('source', ''), 'question': asked.question,
+            'golden_answers': list(asked.golden_answers), 'prediction': tree.answer, 'stop': tree.stop,
+            'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
   record |= {name: figure.of(tree) for name, figure in FIGURES.items() if figure.of}
-  record[f'em_{kind_of(tree.question)}'] = record['em']
+  record[f'em_{kind_of(asked)}'] = record['em']
   record |= {name: tree.metrics[name] for name in FOLDS if name in tree.metrics}
   record |= {} if tree.reward is None else {'reward': float(tree.reward)}
-  return record | {name: tree.question.metadata[name] for name in ('hops',) if name in tree.question.metadata}
+  return record | ({'hops': asked.metadata['hops']} if 'hops' in asked.metadata else {})
 
 
 def policy_spans(record: Record) -> list[dict]:

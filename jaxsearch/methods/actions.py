@@ -86,7 +86,6 @@ def search(actions: Sequence[Action], tree: Tree) -> Growth[None]:
 
 
 def _requests(node: Node, call: Called | Malformed) -> Sequence[ToolCall]:
-  """Returns the requests that serve a call."""
   if isinstance(call, Malformed):
     return ()
   observe = lambda text: node.tree.grammar.observe(node, [(call, text)])

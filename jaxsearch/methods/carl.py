@@ -155,15 +155,13 @@ def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float =
 def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
   """Describes CARL's segments under the critic; each chain holds the segments of one tree.
 
-  value_start: mean of V(s_0). advantage_KIND: mean advantage of a kind of segment. opposed_pairs_share: of
-  assimilates whose advantage has the opposite sign of their invoke's. gained_then_lost_pairs: number of those
-  with a negative one behind a positive invoke (appendix I.1).
+  advantage_KIND: mean advantage of a kind of segment. opposed_pairs_share: of assimilates whose advantage has
+  the opposite sign of their invoke's. gained_then_lost_pairs: number of those with a negative one behind a
+  positive invoke (appendix I.1).
   """
   nodes = [node for chain in chains for node in chain]
   returns = np.array([node.tree.reward for node in nodes])
   figures = explained(np.array([node.values[0] for node in nodes]), returns)
-  if chains:
-    figures['value_start'] = float(np.mean([chain[0].values[0] for chain in chains]))
   for kind in ('invoke', 'assimilate', 'commit'):
     advantages = [node.advantages for node in nodes if node.data['segment'] == kind]
     if advantages:

@@ -44,8 +44,7 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
   values, ids = np.zeros(size, np.float32), np.full(size, -1)  # padding belongs to no group
   values[:len(members)] = [value for _, value in members]
   ids[:len(members)] = np.repeat(np.arange(len(sizes)), sizes)
-  advantages = group_relative(values, ids, size, normalize_std=normalize_std, singleton=singleton,
-                              ddof=ddof)
+  advantages = group_relative(values, ids, size, normalize_std=normalize_std, singleton=singleton, ddof=ddof)
   for (spans, _), advantage in zip(members, np.asarray(advantages).tolist()):
     for node in spans:
       node.advantages = advantage if added is None else node.advantages + added * advantage
@@ -81,9 +80,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
     for node in spans:
       columns = slice(start, start := start + len(node.tokens))
       node.advantages, node.returns = advantages[row, columns], returns[row, columns]
-  values, returns = values[mask], returns[mask]
-  error = {'value_error': float(np.abs(returns - values).mean())} if len(values) else {}
-  return explained(values, returns) | error
+  return explained(values[mask], returns[mask])
 
 
 def valued_spans(tree: Tree) -> list[Node]:

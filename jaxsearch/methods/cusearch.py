@@ -90,7 +90,6 @@ def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Co
     context.metrics['phase'] = float(phase)
   targets, priorities = depth_plan(strategy, keep, max_depth, phase)
   allocation = depth_greedy(capacities, targets, priorities)
-  context.metrics['fallback_share'] = 1 - float(allocation[int(np.argmax(targets))]) / keep
   return np.asarray(select_by_depth(jax.random.key(int(context.rng.integers(2**31))), depths, allocation)) > 0
 
 
@@ -113,7 +112,7 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
 
   They sum to len(questions) * group_size: from `smallest` to `largest` for each question, and what is above
   `smallest` in proportion to `rate (1 - rate)`, where `rate` is the mean over the window, or 1/2 for an
-  unseen question. The metric `largest_group` stays at `group_size` until questions come back.
+  unseen question.
   """
   if not adaptive:
     return [group_size] * len(questions)
@@ -123,7 +122,6 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, a
   numbers = np.full(len(questions), smallest)
   for _ in range(len(questions) * (group_size - smallest)):  # one goes to the furthest below its share
     numbers[np.argmax(np.where(numbers < largest, weights / (numbers - smallest + 0.5), -1.0))] += 1
-  context.metrics['largest_group'] = float(numbers.max())
   return numbers.tolist()
 
 
@@ -140,13 +138,11 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
   searching = [node for tree in selected for node in tree.nodes(Role.POLICY) if node.data.get('documents')]
   coverage = sum(len(node.tokens) for node in searching)
   trained = sum(tree.count(Role.POLICY) for tree in selected)
-  here = [int(of_selected.sum()), len(selected), coverage, trained]
-  depth_of_all, selected_of_all, coverage_of_all, trained_of_all = np.sum(context.gather([here])[0], axis=0)
+  coverage_of_all, trained_of_all = np.sum(context.gather([(coverage, trained)])[0], axis=0)
   counts = {}
   for name, values in (('chains', of_all), ('selected', of_selected)):
     for value, count in enumerate(np.bincount(values, minlength=max_depth + 1)):
       counts[f'{name}_depth_{value}'] = int(count)
   return counts | {
-    'depth_mean': float(of_all.mean()) if len(of_all) else 0.0,
-    'selected_depth_mean': float(depth_of_all / max(selected_of_all, 1)), 'selected': len(selected),
+    'depth_mean': float(of_all.mean()) if len(of_all) else 0.0, 'selected': len(selected),
     'retrieval_coverage': coverage, 'retrieval_share': float(coverage_of_all / max(trained_of_all, 1))}

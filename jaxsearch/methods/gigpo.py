@@ -54,5 +54,3 @@ def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: flo
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
   steps = [alike for of_question in states for alike in of_question.values()]
   credit_groups(steps, normalize_std=normalize_std, added=weight)
-  if steps:
-    context.metrics['lone_states_share'] = sum(len(alike) == 1 for alike in steps) / len(steps)

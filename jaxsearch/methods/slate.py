@@ -138,5 +138,3 @@ def credit(groups: Groups, context: Context, *, whole: bool = False) -> None:
     if any(len(node.children) > 1 for tree in trees for node in tree.walk()):
       raise ValueError('credit.whole=True compares whole chains: set grow.k=1')
     credit_relative(groups)
-  context.metrics.update(step_groups=sum(tree.metrics['turns'] for tree in trees),
-                         candidates=sum(node.trained for tree in trees for node in tree.nodes(Role.POLICY)))

@@ -55,10 +55,8 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, p
   seen = context.memory.get('outcomes', {})
   right, number = np.array([seen.get(question.id, (0, 0)) for question in questions]).T
   predicted = (prior * strength + right) / (strength + number)
-  numbers = allocate(lambda m: mixed(predicted, m + 1) - mixed(predicted, m), np.ones(len(questions), int),
-                     len(questions) * (group_size - 1))
-  context.metrics['largest_group'] = float(numbers.max())
-  return numbers.tolist()
+  return allocate(lambda m: mixed(predicted, m + 1) - mixed(predicted, m), np.ones(len(questions), int),
+                  len(questions) * (group_size - 1)).tolist()
 
 
 def mixed(success: np.ndarray, number: np.ndarray) -> np.ndarray:

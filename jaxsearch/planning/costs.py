@@ -55,7 +55,7 @@ def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
   once, each = np.zeros(3), np.zeros(3)
   for equation in jaxpr.eqns:
     name, params = equation.primitive.name, equation.params
-    read, written = (list(map(_size, variables)) for variables in (equation.invars, equation.outvars))
+    read, written = (list(map(_bytes, variables)) for variables in (equation.invars, equation.outvars))
     if (kernel := params.get('cost_estimate')) is not None:
       once[:2] += kernel.flops, kernel.bytes_accessed
     elif params.get('name') in paged_attention.NAMES:
@@ -94,6 +94,5 @@ def _bodies(params: dict[str, Any]) -> Iterator[Any]:
         yield body
 
 
-def _size(variable) -> int:
-  """Returns bytes."""
+def _bytes(variable) -> int:
   return math.prod(variable.aval.shape) * variable.aval.dtype.itemsize

@@ -184,18 +184,19 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
            say: Callable[[str], None] = print) -> dict:
   """Finds the largest `sampler.slots` and `train.micro_rows` that fit, each with the other as it is.
 
-  By bisection up to the chains of a host, or 4096, and up to 1024: compiles programs up to ten times.
+  By bisection up to the chains of a host, or 4096, and up to 1024: compiles programs up to ten times, and
+  once what else runs beside the cache.
   """
   devices, limit = target.devices(), POOL * target.device.memory
   config = adjusted(config, devices)
   run = programs.of_config(config, devices)
 
-  def largest(group, field, names, multiple, most):
+  def largest(group, field, names, multiple, most, needs):
     def measure(value):
       tried = programs.of_config(programs.changed(config, {group: {field: value}}), devices)
-      resident = max(map(tried.resident, names))
-      if resident > limit:
-        return resident
+      held = max(tried.resident(name) + needs.get(name, 0) for name in (*needs, *names))
+      if held > limit:
+        return held
       say(f'{group}.{field}={value} …')
       return max(tried.resident(name) + compile_program(tried.programs[name], target).needs for name in names)
 
@@ -204,8 +205,14 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
   training = [name for name in ('update', 'critic') if name in run.programs]
   work, lanes = step.work(config), run.engine.lanes
   chains = -(-work.trees * work.branches // (run.hosts * lanes)) * lanes
-  return {'sampler.slots': largest('sampler', 'slots', ['decode'], lanes, min(chains, 4096)),
-          'train.micro_rows': largest('train', 'micro_rows', training, meshes.batch_size(run.mesh), 1024)}
+  # Whatever the slots: what runs while the cache is there needs as much.
+  needs = {} if run.released else {'load': run.load}
+  for name, program in run.programs.items():
+    if name != 'decode' and (name == 'prefill' or not run.released):
+      say(f'compiling {name} …')
+      needs[name] = compile_program(program, target).needs
+  return {'sampler.slots': largest('sampler', 'slots', ['decode'], lanes, min(chains, 4096), needs),
+          'train.micro_rows': largest('train', 'micro_rows', training, meshes.batch_size(run.mesh), 1024, {})}
 
 
 def lines(plan: dict, target: targets.Target) -> Iterator[str]:

@@ -69,8 +69,7 @@ class Engine(Device):
   def __init__(self, config: DecoderConfig, tokenizer, *, slots: int, length: int, pages: int = 0,
                deterministic: bool = True, episode_deadline: float | None = None,
                segment_steps: int = 0, enough: int = 0, prefill_lengths: Sequence[int] = (),
-               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0,
-               weights: str = 'same'):
+               prefill_tokens: int = 0, mesh: Mesh | None = None, tensor: int = 0, weights: str = 'same'):
     super().__init__(tokenizer)
     if slots < 1 or length < 2:
       raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')

@@ -171,7 +171,8 @@ class RemoteEngine:
     self.version, self.label = 0, None
     self.homes: dict[str | None, int] = {}  # of each question, the number of its server
     self.seconds_weights, self.requests_failed, self.servers_reloaded = 0.0, 0, 0
-    self._automaton = functools.lru_cache(maxsize=64)(self._make_automaton)
+    pieces = tokenizer.pieces(config.vocab_size)
+    self._automaton = functools.lru_cache(64)(lambda stop: stops.automaton(pieces, stop, tokenizer.eos_ids))
     self._on_each(self._check, self.servers)
     self.servers = self.servers or [OwnLlama(self.protocol, timeout, slots, length)]
 
@@ -354,9 +355,6 @@ class RemoteEngine:
       if None in (self.label, reply.label) or reply.label == self.label:
         return reply
       self.servers_reloaded, server.label = self.servers_reloaded + 1, None  # it was started anew
-
-  def _make_automaton(self, stop: tuple[str, ...]) -> np.ndarray:
-    return stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)
 
 
 def _remove(folder: pathlib.Path, run: str) -> None:

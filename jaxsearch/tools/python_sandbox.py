@@ -41,7 +41,7 @@ class PythonArguments(Arguments):
   __doc__ = ('Runs a program of Python and shows what it prints. It has no files and no network. It may '
              f'import {", ".join(MODULES)}; search(query, k) returns passages as text, table() the rows of '
              "the question's table.")
-  code: str = Field(description='The program.')
+  code: str = Field(pattern=r'\S', description='The program.')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,10 +7,12 @@ from pydantic import Field
 from jaxsearch.tools.calls import Search
 from jaxsearch.tools.tool import Arguments, declare
 
+Query = Annotated[str, Field(pattern=r'\S')]  # vectors would find something for a blank one
+
 
 class SearchPassages(Arguments):
   """Searches for passages. Several queries, in a list, are searched for at the same time."""
-  query: str | Annotated[list[str], Field(max_length=8)] = Field(
+  query: Query | Annotated[list[Query], Field(min_length=1, max_length=8)] = Field(
     description='What to look for, in a few words; or a list of such queries.')
 
 

@@ -61,15 +61,16 @@ def write_block(folder: pathlib.Path, first: int, texts: Sequence[str]) -> pathl
 
 def merge(folder: pathlib.Path) -> None:
   """Turns all blocks in `folder` into the files that `Sparse` reads, and deletes them."""
-  blocks = [np.load(block, mmap_mode='r') for block in sorted(folder.glob('block-*.npy'))]
-  ranges = -(-max(sum(map(len, blocks)), 1) // MERGED)
+  # Each is mapped anew and copied from: a mapping is an open file, of which there may be too many.
+  read, blocks = functools.partial(np.load, mmap_mode='r'), sorted(folder.glob('block-*.npy'))
+  ranges = -(-max(sum(len(read(block)) for block in blocks), 1) // MERGED)
   # Hashes are uniform.
   bounds = np.array([2**64 * number // ranges for number in range(1, ranges)], np.uint64)
-  cuts = [[0, *np.searchsorted(block['word'], bounds), None] for block in blocks]
+  cuts = [[0, *np.searchsorted(read(block)['word'], bounds), None] for block in blocks]
   with contextlib.ExitStack() as stack:
     files = [stack.enter_context(open(folder / name, 'wb', opener=no_link)) for name in FILES]
     for number in range(ranges):
-      parts = [block[cut[number]:cut[number + 1]] for block, cut in zip(blocks, cuts)]
+      parts = [np.array(read(block)[cut[number]:cut[number + 1]]) for block, cut in zip(blocks, cuts)]
       postings = np.concatenate([np.empty(0, POSTING), *parts])
       postings = postings[np.argsort(postings['word'], kind='stable')]  # passages stay in order
       distinct, starts, sizes = np.unique(postings['word'], return_index=True, return_counts=True)

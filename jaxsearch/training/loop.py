@@ -32,7 +32,7 @@ from jaxsearch.training import growing, metrics
 from jaxsearch.training.learner import Learner, make_learner
 from jaxsearch.training.refill import refill
 from jaxsearch.training.run_folder import RunFolder, RunStopped
-from jaxsearch.training.update import assess, compile_first, prepare, update
+from jaxsearch.training.update import assess, compile_first, prepare, update, write_values
 from jaxsearch.trees.tree import Tree
 
 # (agent, config, step, assess) -> rows of evaluations.jsonl; `assess` writes a critic's values onto trees,
@@ -127,10 +127,10 @@ def resume(run: RunFolder, learner: Learner,
   if host is None:
     return None, []
   learner.memory = host['memory']
+  questions.set_state(host['questions'])
   carried = growing.from_json(host.get('carried', []), learner.config, learner.agent, questions)
   saved = host['following']
   ahead = growing.restore(saved, learner, questions, carried) if saved else None
-  questions.set_state(host['questions'])
   if ahead:
     next(questions)  # it has them
   return ahead, carried
@@ -162,7 +162,7 @@ def evaluate_policy(run: RunFolder, learner: Learner, method: types.ModuleType, 
     for tree in trees:
       tree.prune()
     groups = [[tree] for tree in trees if tree.count()]
-    assess(learner, [tree for tree, in groups])
+    write_values(learner, [tree for tree, in groups])
     method.credit(groups, Context(0, np.random.default_rng(0), {}), **config.credit)
     for tree in trees:
       tree.reward = tree.question.score(tree.answer)

@@ -142,7 +142,7 @@ def summary(groups: Groups, trained: Groups, sampled: Mapping[str, Any]) -> dict
   written = [node.sampler_logprobs or () for tree in trees for node in tree.nodes(Role.POLICY)]
   values = {
     'reward': [reward for group in rewards for reward in group],
-    'reward_retained': [tree.reward for tree in kept],
+    'reward_retained': [tree.reward for tree in kept if tree.reward is not None],
     'groups_alike': [len(set(group)) == 1 for group in rewards if group],  # nothing to compare
     'groups_alike_wrong': [len({tree.reward for tree in group}) == 1 and not any(scores)
                            for group, scores in zip(groups, right) if len(group) > 1],

@@ -140,8 +140,11 @@ def critic_values(params: dict, batch: Batch, *, config: DecoderConfig, shared: 
                   frozen: bool = False) -> jax.Array:
   """Returns a critic's values [R, M] of the states before the trained tokens; anything on padding.
 
-  `params` are {'decoder', 'head'}, or with `shared` the policy's, with their 'value_head'.
+  `params` are {'decoder', 'head'}, or with `shared` the policy's, with their 'value_head'; its embeddings are
+  the policy's alone.
   """
+  if shared:
+    params = params | {'embedding': jax.lax.stop_gradient(params['embedding'])}
   states = predicting_states(config, params if shared else params['decoder'], batch)
   if frozen:
     states = jax.lax.stop_gradient(states)
@@ -189,7 +192,7 @@ def make_update(loss_fn: Loss, params: dict, optim: ConfigDict, total_updates: i
       grads, loss, report = accumulate(loss_of, params, batch, placed.params)
     state, grad_norm = states.update(state, grads, loss, optimizer, seed)
     tokens = jnp.sum(batch.spans)
-    per_token = {name: value / jnp.maximum(tokens, 1) for name, value in report['mean'].items()}
+    per_token = {name: value / tokens for name, value in report['mean'].items()}  # NaN where none is trained
     return state, report['sum'] | per_token | report['max'] | {
       'loss': loss, 'grad_norm': grad_norm,
       'learning_rate': jnp.asarray(schedule(jnp.maximum(state.updates - 1, 0)), jnp.float32),

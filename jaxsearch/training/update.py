@@ -10,7 +10,6 @@ import itertools
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxsearch.parallel import memory, transfer
@@ -33,10 +32,7 @@ def prepare(learner: Learner, step: int) -> Agent:
   """Returns the agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
   agent.engine.unload()  # the old ones go before the new ones come
-  params = policy_params(learner)
-  if learner.config.train.async_steps:
-    params = jax.tree.map(jnp.copy, params)  # the update overwrites its own while these sample
-  agent.engine.load(transfer.local(params))
+  agent.engine.load(transfer.local(policy_params(learner)))  # it takes copies: updates overwrite these
   if hasattr(agent.tools.search, 'set_step'):
     agent.tools.search.set_step(step, learner.config.steps)
   return agent
@@ -51,20 +47,25 @@ def compile_first(learner: Learner) -> None:
   engine.compile_all()
 
 
-@memory.named('computing values', memory.UPDATE)
 def assess(learner: Learner, trees: Sequence[Tree]) -> dict[str, float]:
-  """Writes the critic's values onto the trained spans, if there is a critic; asks for what a judge says of
-  answers, if one is asked, and returns its figures."""
+  """Asks for what a judge says of answers, if one is asked, and returns its figures; writes a critic's
+  values, if there is one."""
   figures = judging.judge(learner, trees)
   if learner.values is not None:
-    config = learner.config
-    packed = batches.pack(trees, learner.mesh, config.train, attention=config.attention,
-                          at_most=config.questions_per_step * config.group_size)
-    params = learner.state.params if config.critic.shared else learner.state.critic.params
-    with transfer.issuing():
-      values = learner.values(params, packed.batch)
-    batches.note(packed, values, 'values')
+    write_values(learner, trees)
   return figures
+
+
+@memory.named('computing values', memory.UPDATE)
+def write_values(learner: Learner, trees: Sequence[Tree]) -> None:
+  """Writes the critic's values onto the trained spans."""
+  config = learner.config
+  packed = batches.pack(trees, learner.mesh, config.train, attention=config.attention,
+                        at_most=config.questions_per_step * config.group_size)
+  params = learner.state.params if config.critic.shared else learner.state.critic.params
+  with transfer.issuing():
+    values = learner.values(params, packed.batch)
+  batches.note(packed, values, 'values')
 
 
 @memory.named('updating the policy', memory.UPDATE)

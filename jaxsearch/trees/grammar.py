@@ -127,16 +127,6 @@ def listed(documents: Sequence[Document], safe: Callable[[str], str] = str) -> s
   return lines
 
 
-def output(text: str, special_tokens: Iterable[str]) -> str:
-  """Writes the observation with a program's output (CARL), neutralised."""
-  return f'<output>{neutralise(text.strip(), special_tokens, CARL)}</output>\n'
-
-
-def context(text: str, special_tokens: Iterable[str]) -> str:
-  """Writes the clean copy of the policy's context (CARL), which stays when the raw output is dropped."""
-  return f'<context>{neutralise(text, special_tokens, CARL)}</context>\n'
-
-
 def invalid_action(tags: Tags = SEARCH_R1) -> str:
   """Writes the observation after a span that ended in neither a search nor an answer."""
   return ('\nThat was not a valid action. '

@@ -180,8 +180,7 @@ class Tree:
     return json.loads(json.dumps(record, default=_plain))
 
   @classmethod
-  def from_json(cls, record: dict[str, Any], tokenizer: Any, question: Question,
-                grammar: Any = None) -> Tree:
+  def from_json(cls, record: dict[str, Any], tokenizer: Any, question: Question, grammar: Any = None) -> Tree:
     """Returns the tree of `to_json`, to the bit."""
     tree = cls(tokenizer, question, grammar=grammar)
     tree.answer, tree.reward = record['answer'], record['reward']
@@ -220,8 +219,7 @@ class Tree:
   def prune(self) -> None:
     """Drops what bears no loss and leads to none, such as an observation that left no room to go on."""
     for node in reversed(list(self.walk())):  # children before their parents
-      node.children = [child for child in node.children
-                       if child.children or (child.trained and child.tokens)]
+      node.children = [child for child in node.children if child.children or (child.trained and child.tokens)]
 
   def count(self, role: Role | None = None) -> int:
     """Counts the tokens of one role, or of all; a prefix that several branches share counts once."""

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
-from jaxsearch.trees import grammar, templates
+from jaxsearch.trees import grammar, grammars, templates
 from jaxsearch.trees.tree import Node, Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, act, conclusion, encode, encode_chain, found, full_chain, sought
@@ -79,13 +79,19 @@ def episode(tokenizer, rng: random.Random, *, closed_book: float, one_call: floa
   served = steps[:1] if u < closed_book + one_call else steps
   for step in served:
     node = node.append(f'{sought(step)}\n{program(step["query"])}', Role.POLICY)
-    shown = grammar.output(grammar.listed(results[step['query']]), tokenizer.special_tokens)
-    context = found(step) if rng.random() >= lost else another(step, results[step['query']], rng)
-    node.append(shown, Role.OBSERVATION).append(f'<context> {context}</context>', Role.POLICY)
-    node = node.append(grammar.context(context, tokenizer.special_tokens), Role.CONTEXT)
+    documents = results[step['query']]
+    node = told(node, documents, found(step) if rng.random() >= lost else another(step, documents, rng))
   if len(served) == len(steps):
     return commit(node, conclusion(question).strip(), question.golden_answers[0])
   return commit(node, 'I guess.', examples.guess(question, rng))
+
+
+def told(node: Node, documents: Sequence[Document], context: str) -> Node:
+  """Appends what a call gave, the policy's context, and the copy of it that stays, which is returned."""
+  speech = grammars.of_tags(node.tree.tokenizer, grammar.CARL)
+  shown = speech.observe(None, [(None, speech.safe(grammar.listed(documents).strip()))])
+  node.append(shown, Role.OBSERVATION).append(f'<context> {context}</context>', Role.POLICY)
+  return node.append(speech.recall(None, context), Role.CONTEXT)
 
 
 def closed_book(tokenizer, rng: random.Random, template: str) -> Tree:
@@ -124,11 +130,9 @@ def drill(tokenizer, rng: random.Random) -> Example:
     asked = rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query'])
     prompt = templates.prompt(asked, 'world_carl_forced')
     return encode(tokenizer, [(prompt, False), (f'{sought(step)}\n{program(step["query"])}', True)])
-  shown = grammar.listed([Document('', step['query'], examples.stated([step]))])
-  special = tokenizer.special_tokens
-  context = f'<context> {found(step)}</context>'
-  return encode(tokenizer, [(grammar.output(shown, special), False), (context, True),
-                            (grammar.context(found(step), special), False)])
+  tree = Tree(tokenizer)
+  told(tree.root, [Document('', step['query'], examples.stated([step]))], found(step))
+  return encode(tokenizer, [(node.text, node.role is Role.POLICY) for node in tree.walk()])
 
 
 def program(query: str) -> str:

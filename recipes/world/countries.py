@@ -33,7 +33,6 @@ from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.training import row_files
 from jaxsearch.training.run_folder import RunStopped
-from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from jaxsearch.world.chains import Example, found, sought
@@ -120,9 +119,7 @@ def episode(tokenizer, rng: random.Random, *, known: bool, calls: bool, template
     context = found(step)
     if lost:
       context = BLANK if blank else carl_examples.another(step, documents, rng)
-    shown = grammar.output(grammar.listed(documents), tokenizer.special_tokens)
-    node.append(shown, Role.OBSERVATION).append(f'<context> {context}</context>', Role.POLICY)
-    node = node.append(grammar.context(context, tokenizer.special_tokens), Role.CONTEXT)
+    node = carl_examples.told(node, documents, context)
     if not lost:
       thought, answer = '', step['finding']
     if not lost or rng.random() >= AGAIN:

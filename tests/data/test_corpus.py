@@ -29,6 +29,12 @@ def test_reads_in_file_order(tmp_path, packed):
   assert read_corpus(path) == [Document('5', 'B', 'b'), Document('3', 'Ångström', 'unit')]
 
 
+def test_rows_of_tevatron_have_a_title_of_their_own_or_none(tmp_path):
+  path = tmp_path / 'c.jsonl'
+  path.write_text('{"docid": 7, "title": "B", "text": "b"}\n{"docid": "8", "text": "c", "url": "u"}')
+  assert read_corpus(path) == [Document('7', 'B', 'b'), Document('8', '', 'c')]
+
+
 @pytest.mark.parametrize(('line', 'reason'), [
     ({'contents': 'x'}, "no key 'id'"), ({'id': '2'}, "no key 'contents'"),
     ({'id': '2', 'contents': 7}, "'contents'"), ({'id': '2', 'contents': ' \n'}, "'contents'"),

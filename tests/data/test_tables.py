@@ -81,6 +81,8 @@ def test_a_folder_of_splits_is_read_by_split(tmp_path):
 @pytest.mark.parametrize(('row', 'message'), [
   ({'question': 'Who?'}, "row 1: no gold answer in 'golden_answers or answers"),
   ({'question': 'Who?', 'answer': ' '}, 'no gold'),
+  ({'question': 'Who?', 'answer': True}, "no gold answer in 'answer'?: True"),
+  ({'question': 'Who?', 'answers': {'spans': ['A']}}, 'no gold'),
   ({'question': ' ', 'answer': 'A'}, "row 1: no 'question'")])
 def test_a_row_that_lacks_something_is_named(tmp_path, row, message):
   with pytest.raises(DataError, match=message):

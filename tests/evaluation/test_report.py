@@ -75,6 +75,8 @@ def test_the_first_example_is_one_that_training_changed_for_the_better():
   assert texts(page, 'h3') == ['Wrong before, right after: 2 of 5', 'Right before, wrong after: 1 of 5',
                                'Right both times: 1 of 5', 'Wrong both times: 1 of 5']
   assert 'Before: step 0, greedy. After: step 9, greedy.' in ' '.join(page.split())  # alike decoded
+  others = [evaluation(step, sample(name, 1.0)) for step, name in enumerate(('asked', 'others since'))]
+  assert 'data-pair' not in page_of([metrics_row(9)], others).replace('[data-pair]', '')  # `eval` may change
   assert texts(page, 'tr')[:2] == ['step decoding EM, % F1, % searches n', '0 T = 1 40.0 40.0 1.00 5']
 
 
@@ -107,6 +109,9 @@ def test_what_went_wrong_stands_at_the_top():
     'The monitor of collapse raised the alarm entropy_low at step 4.',
     'At steps 2, 3: 6 of 24 searches failed; the last: slow.',
     'In the evaluations after step 6: 3 of 4 searches failed; the last: <i>.']
+  dead = metrics_row(1, judgements=4, judge_failed=3, last_judge_failure='judge: down')
+  [line] = [line for line in texts(page_of([dead, metrics_row(2, judgements=4)]), 'p') if line.startswith('Warning')]
+  assert line == 'Warning: At step 1: 3 of 8 judgements failed; the last: judge: down.'
   assert page.index('Warning') < page.index('<h2>') and 'Steps with skipped updates 2' in texts(page, 'tr')
 
 

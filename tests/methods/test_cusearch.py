@@ -121,7 +121,6 @@ def test_the_phase_advances_and_is_remembered():
   assert again.memory['phase'] == 1                                # never back
   # its bucket first, then deeper, then shallower
   assert depths_of(trained(groups)) == {2: 1, 1: 1}
-  assert again.metrics['fallback_share'] == pytest.approx(0.5)
   few = context()
   cusearch.credit(groups_of([2, 2]), few, strategy='phase', keep=96)
   assert few.memory['phase'] == 0                                  # two chains are not K
@@ -135,7 +134,7 @@ def test_figures_of_a_step():
   assert [seen.metrics[f'selected_depth_{d}'] for d in range(4)] == [0, 0, 2, 0]
   assert seen.metrics['retrieval_coverage'] == 4 * search
   assert seen.metrics['singleton_share'] == 0
-  assert seen.metrics['depth_mean'] == pytest.approx(4 / 3) and seen.metrics['selected_depth_mean'] == 2
+  assert seen.metrics['depth_mean'] == pytest.approx(4 / 3)
 
 
 def test_dapo_drops_groups_without_a_difference():
@@ -154,8 +153,7 @@ def test_ar3po_moves_chains_to_questions_in_the_middle():
   assert cusearch.sizes(questions, 4, seen, adaptive=True) == [4, 4, 4]
   cusearch.credit(groups, seen, strategy='full', window=2)
   assert seen.memory['pass_rates'] == {'0': [1.0], '1': [0.5], '2': [0.0]}
-  found = cusearch.sizes(questions, 4, seen, adaptive=True)
-  assert found == [2, 8, 2] and seen.metrics['largest_group'] == found[1]
+  assert cusearch.sizes(questions, 4, seen, adaptive=True) == [2, 8, 2]
   assert cusearch.sizes(questions, 4, seen) == [4, 4, 4]
   for _ in range(3):
     cusearch.credit(groups, seen, strategy='random', keep=1, window=2)

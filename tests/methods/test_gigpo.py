@@ -28,11 +28,10 @@ def test_four_chains_that_share_states(normalize_std, golden):
   """The published estimator gives these numbers; states are the question, and what A, B and C found."""
   queries, outcomes = ['A', 'AB', 'CA', ''], [1, 0, 1, 0]
   trees = [chain(*each, thought=f'of {place}') for place, each in enumerate(zip(queries, outcomes))]
-  seen = context()
-  gigpo.credit([trees], seen, normalize_std=normalize_std)
+  gigpo.credit([trees], context(), normalize_std=normalize_std)
   for got, expected in zip(advantages(trees), golden, strict=True):
     np.testing.assert_allclose(got, expected, atol=1e-5)
-  assert seen.metrics['lone_states_share'] == 2 / 4 and [tree.reward for tree in trees] == outcomes
+  assert [tree.reward for tree in trees] == outcomes
 
 
 def test_the_first_state_is_the_question_however_its_prompt_was_cut():

@@ -71,7 +71,7 @@ def test_where_the_rewards_stand():
   assert first == pytest.approx(total, abs=1e-6) and second == pytest.approx(tree.reward - 1.0)
   assert last == pytest.approx(tree.reward)
   assert other.reward == 0.0  # right, but without a search
-  assert 'value_error' in ctx.metrics
+  assert 'value_explained' in ctx.metrics
 
 
 @pytest.mark.parametrize('said, found, reward', [

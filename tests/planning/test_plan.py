@@ -170,11 +170,12 @@ def test_arguments_of_a_refused_program_are_not_counted_twice(target, monkeypatc
 
 def test_the_search_finds_the_largest_values(config, target, monkeypatch):
   """Without a compiler: a program needs a number of bytes for every row, as wide as its batch or its
-  slots."""
+  slots, and prefill the same whatever these are."""
+  of_prefill = 0
   def compile_program(program, target):
-    training = hasattr(program.args[1], 'tokens')
-    rows = program.args[1].tokens.shape[1] if training else program.args[4].tokens.shape[0]
-    return plan.Compiled(1e6 * rows, [])
+    for tokens in (given.tokens for given in program.args if hasattr(given, 'tokens')):
+      return plan.Compiled(1e6 * tokens.shape[tokens.ndim > 1], [])
+    return plan.Compiled(of_prefill, [])
 
   monkeypatch.setattr(plan, 'compile_program', compile_program)
   run = programs.of_config(config, target.devices())
@@ -186,6 +187,9 @@ def test_the_search_finds_the_largest_values(config, target, monkeypatch):
   assert found['train.micro_rows'] == 40
   a_slot = run.cache / 8
   assert found['sampler.slots'] == int((41.5e6 + run.cache) / (1e6 + a_slot)) // 2 * 2
+  of_prefill = 40e6
+  found = plan.search(config, target, say=lambda _: None)
+  assert found == {'train.micro_rows': 40, 'sampler.slots': int((1.5e6 + run.cache) / a_slot) // 2 * 2}
 
 
 def test_a_plan_is_kept_where_its_search_fails(monkeypatch, tmp_path):

@@ -1,5 +1,8 @@
 """BM25 over mapped postings against the formula in loops and against tools/bm25.py."""
 
+import os
+import resource
+
 import numpy as np
 import pytest
 
@@ -28,6 +31,16 @@ def test_the_ranking_is_that_of_bm25_whatever_the_blocks(tmp_path, monkeypatch, 
       expected = judge.search([query], topk)[0]
       assert [passages[i].id for i in numbers] == [one.id for one in expected]
       np.testing.assert_allclose(scores, [one.score for one in expected], atol=1e-8)
+
+
+def test_more_blocks_than_a_process_may_open(tmp_path):
+  passages, _, _ = random_corpus(100)
+  soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/dev/fd')) + 50, hard))
+  try:
+    built(tmp_path, passages, 1)
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_nothing_to_find(tmp_path):

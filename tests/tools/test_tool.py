@@ -58,9 +58,12 @@ def test_a_schema_is_json_schema_and_what_it_allows_is_served(name, node):
   ('search', {}, 'search(query): query: Field required'),
   ('search', {'query': 'x', 'k': 3}, 'search(query): k: Extra inputs are not permitted'),
   ('search', {'query': ['x'] * 9}, 'search(query): query: Input should be a valid string; query: List should have at most 8'),
+  ('search', {'query': []}, 'query: List should have at least 1'),
+  ('search', {'query': ['x', ' ']}, 'query: String should match'),
   ('open', {'document': '7', 'line': 'two'}, 'open(document, line?): line: Input should be a valid integer'),
   ('open', {'document': '7', 'line': 0}, 'line: Input should be greater than or equal to 1'),
   ('find', {'document': '7', 'words': ' '}, 'find(document, words): words: String should match'),
+  ('python', {'code': '\n'}, 'code: String should match'),
   ('python', 'print(1)', 'python(code): arguments: Input should be a valid dictionary')])
 def test_arguments_that_do_not_fit_are_said(name, arguments, wrong, node):
   with pytest.raises(ValueError) as error:

@@ -265,6 +265,17 @@ def test_questions_that_are_carried_are_trained_where_they_end_and_survive_a_che
     assert steps_of(monkeypatch, 6, stop_after=step) == rows
 
 
+def test_other_questions_are_named_where_unfinished_trees_are_of_the_old_ones(monkeypatch):
+  learner, stream = counting_learner(monkeypatch, carry=2)
+  current = growing.begin(learner, types.SimpleNamespace(), stream, 1)
+  current.groups()
+  host = {'memory': {}, 'following': None, 'questions': stream.get_state(),
+          'carried': list(map(growing.to_json, current.carried()))}
+  run, learner.state = types.SimpleNamespace(restore=lambda state, check: (state, host)), None
+  with pytest.raises(ValueError, match='cannot resume this stream of questions: questions was'):
+    loop.resume(run, learner, QuestionBatches([Question(str(3 * i), '!', ('a',)) for i in range(50)], 6))
+
+
 def test_figures_of_a_sampler_are_restored_on_any_number_of_processes(monkeypatch):
   learner, stream = counting_learner(monkeypatch)
   told = {'tool_calls_failed_timeout': 1, 'last_failure': 'down'}  # of the second process alone

@@ -15,7 +15,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from configs import slate
-from jaxsearch import cli
+from jaxsearch import cli, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_questions
 from jaxsearch.evaluation.answers import held_out
@@ -188,7 +188,7 @@ def test_trees_stay_where_they_grew_and_are_credited_as_one_batch(monkeypatch, m
   before = transfer.exchanged['bytes']
   found = as_processes(4, monkeypatch, run)
   assert 0 < transfer.exchanged['bytes'] - before < 0.02 * 3 * len(pickle.dumps(grown_groups()))
-  of_one_process = {'value_error', 'opposed_pairs_share', 'advantage_invoke'}
+  of_one_process = {'opposed_pairs_share', 'advantage_invoke'}
   for row, _ in found:
     assert row.keys() == expected_row.keys()
     for name in row.keys() - of_one_process:
@@ -219,6 +219,23 @@ def test_a_critic_needs_a_credit_with_returns(config):
   search_r1.credit(groups, Context(0, np.random.default_rng(0), {}))
   with pytest.raises(ValueError, match='sets no returns'):
     update.update(types.SimpleNamespace(config=config), groups, 1, metrics.Clock())
+
+
+def test_an_evaluation_asks_the_critic_and_no_judge(config, monkeypatch):
+  config.reward, tree = 'judge', grown_groups()[0][0]
+  ask = lambda items: pytest.fail(f'{len(items)} answers are judged')
+  tools = types.SimpleNamespace(services={'judge': ask})
+  learner = types.SimpleNamespace(
+    config=config, agent=types.SimpleNamespace(tools=tools), verdicts={}, mesh=meshes.make_mesh(1, 8, 1),
+    state=types.SimpleNamespace(critic=types.SimpleNamespace(params=None)),
+    values=lambda _, batch: np.full(batch.targets.shape, 0.25, np.float32))
+  config.train.row_length = 1024
+  monkeypatch.setattr(loop, 'prepare', lambda *_: types.SimpleNamespace(engine=None, tools=tools))
+  monkeypatch.setattr(setup, 'make_agent', lambda *_, **__: None)
+  run = types.SimpleNamespace(write_evaluation=lambda rows: None)
+  loop.evaluate_policy(run, learner, sys.modules['jaxsearch.methods.toy'], 1, lambda *given: given[3]([tree]) or [])
+  assert all((node.values == 0.25).all() for node in tree.nodes(Role.POLICY)) and tree.judged is None
+  assert tree.reward == tree.question.score(tree.answer)
 
 
 def saved(run, step):

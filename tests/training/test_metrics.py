@@ -108,6 +108,8 @@ def test_what_a_row_says_of_the_trees():
   row = metrics.summary([[tree]], [[tree]], {})
   assert row['tokens_on_paths'] == 9 and row['tokens_per_tree'] == 6  # a shared prefix counts for each path
   assert row['policy_tokens_per_tree'] == 3
+  without = Tree(None, question)  # its method sets no reward
+  assert metrics.summary([[tree, without]], [[tree, without]], {})['reward_retained'] == 0.5
 
   node.append([7] * 8 + [8, 9], Role.POLICY, sampler_logprobs=[-12.0] + [-9.0] * 9)
   row = metrics.summary([[tree]], [[tree]], {})

@@ -11,7 +11,6 @@ import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import types
 
@@ -117,8 +116,7 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypat
   monkeypatch.setitem(register._URI_PREFIXES_TO_CLS, 'gs://', as_folder)
   config.out, run = 'gs://bucket/run', tmp_path / 'cloud/bucket/run'
   for machine, begins, steps in (('one', 0, (1, 2)), ('two', 2, (3,)), ('one', 3, (4,))):
-    (tmp_path / machine).mkdir(exist_ok=True)
-    monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / machine))
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / machine))
     found, last = take_steps(config, state, *steps)
     assert last == begins
     jax.tree.map(np.testing.assert_array_equal, found, state)

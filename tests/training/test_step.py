@@ -289,6 +289,13 @@ def test_a_non_finite_gradient_is_skipped_and_counted(tiny):
   assert (metrics['skipped'], metrics['skipped_in_a_row'], state.updates) == (2, 0, 2)
 
 
+def test_a_step_without_anything_to_train_measures_nothing(tiny):
+  lab = tiny.setup()
+  _, row = lab.train_step(lab.state, place(make_batch(lay_out([], 64, pad_id=0), 2), lab.mesh))
+  assert np.isnan([row[name] for name in ('kl', 'entropy', 'ratio', 'logprob_gap')]).all()  # null in the row
+  assert row['loss'] == row['grad_norm'] == row['tokens_trained'] == row['skipped'] == 0
+
+
 def boundary_forest(tiny):
   forest = tiny.random_forest(3, advantages=[0.0] * 6)
   for index, tree in enumerate(forest):
@@ -348,6 +355,8 @@ def test_the_critics_error_is_over_boundary_states_alone(tiny):
   part = jax.tree.map(lambda x: jnp.asarray(x[0]) if np.ndim(x) else x, make_batch(rows, 8, critic=True))
   head = value_head.initial_mlp(tiny.decoder.hidden_size, jax.random.key(2))
   params = tiny.random_params(tiny.decoder, 0) | {'value_head': head}
-  error, _ = steps.critic_loss(params, part, config=tiny.decoder, shared=True, coef=2.0)
+  loss = lambda params: steps.critic_loss(params, part, config=tiny.decoder, shared=True, coef=2.0)
+  (error, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
+  assert not grads['embedding'].any()  # the policy's alone: `critic_grad_norm` is that of what is clipped
   assert float(error) == pytest.approx(0.25, rel=1e-5)  # 0.5 in every state, against 0 and 1; the mean of means
   assert int((np.asarray(part.value_weights) > 0).sum()) == 12  # two segments of each of six trees

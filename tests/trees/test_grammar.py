@@ -79,9 +79,6 @@ def test_information_is_written_as_search_r1_does():
   assert grammar.information(documents, ()) == (
       '\n<information>Doc 1(Title: Lima) The capital of Peru.\n'
       'Doc 2(Title: Peru) A country.\nIn the Andes.\n</information>\n')
-
-
-def test_an_observation_without_documents_says_so():
   assert grammar.information([], ()) == '\n<information>No documents were found.\n</information>\n'
 
 

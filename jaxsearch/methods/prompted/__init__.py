@@ -89,7 +89,6 @@ def first_sentence(text: str) -> str:
 
 
 def joined(text: str, sentence: str) -> str:
-  """Returns the text with one more sentence."""
   return text + (sentence if not text or sentence[:1].isspace() else f' {sentence}')
 
 

@@ -5,9 +5,7 @@ Finish[answer]. The examples stand in the prompt.
 """
 
 import re
-from collections.abc import Sequence
 
-from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import search_r1
 from jaxsearch.methods.prompted import find, finish, inert, write
@@ -43,7 +41,8 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
       break
     if action == 'search' and words:
       documents = yield from find(tree, words)
-      sentences, looked_up = page(documents), None
+      texts, looked_up = [document.text.strip() for document in documents], None
+      sentences = [sentence for text in texts for sentence in re.split(r'(?<=[.?!])\s+', text) if sentence]
       shown = grammar.listed(documents).strip() or 'Nothing was found.'
     elif action == 'lookup' and words:
       if words != looked_up:  # the same words again go on to the next sentence
@@ -62,9 +61,3 @@ def read(text: str) -> tuple[str | None, str]:
   """Returns (action, words) of a thought: 'search', 'lookup' or 'finish', or None."""
   match = _ACTION.search(text)
   return (match[1].lower(), match[2].strip()) if match else (None, '')
-
-
-def page(documents: Sequence[Document]) -> list[str]:
-  """Returns the sentences of documents, in order."""
-  texts = [document.text.strip() for document in documents]
-  return [sentence for text in texts for sentence in re.split(r'(?<=[.?!])\s+', text) if sentence]

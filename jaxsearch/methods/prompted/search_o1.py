@@ -9,7 +9,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import ENDS, find, finish, inert, marked_answer, plain, write
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Node, Role, Tree
+from jaxsearch.trees.tree import Role, Tree
 
 REPEATED = 'I have searched for this before; the result is above.'
 LIMITED = 'No searches are left. I answer with what I know.'
@@ -45,16 +45,12 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
     else:
       asked.add(key)
       documents = yield from find(tree, query)
-      shown = grammar.listed(documents) or 'No documents were found.\n'
+      shown = grammar.listed(documents) or grammar.NOTHING
       if extract and documents:
-        reasoning, role = tree.tokenizer.decode(chain_tokens(node)[-reasoning_tokens:]), Role.CONTEXT
+        chain = [token for span in node.path() if span.role is not Role.PROMPT for token in span.tokens]
+        reasoning, role = tree.tokenizer.decode(chain[-reasoning_tokens:]), Role.CONTEXT
         seen = write(tree, 'extract', prompts, chat, documents=documents, query=query, reasoning=reasoning)
         read = yield Generate(seen, stop=ENDS, max_tokens=extract_tokens)
         shown = plain(read.text_without_end) or 'No helpful information was found.'
     node = node.append(f'\n<information>{inert(tree, shown)}</information>\n', role)
   finish(tree, node, answer, spent=query is not None)
-
-
-def chain_tokens(node: Node) -> list[int]:
-  """Returns the tokens of the chain that ends with `node`, without the prompt."""
-  return [token for span in node.path() if span.role is not Role.PROMPT for token in span.tokens]

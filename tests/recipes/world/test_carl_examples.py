@@ -34,7 +34,7 @@ def test_a_full_episode_is_what_the_method_reads(tokenizer):
       context, closed = grammar.context_block(assimilate.text)
       assert closed and step['finding'] in context and step['finding'] in assimilate.parent.text
       copy = next(node for node in invoke.children if node.role is Role.CONTEXT)
-      assert copy.text == grammar.context(context, ()) and assimilate.children == []
+      assert copy.text == f'<context>{context}</context>\n' and assimilate.children == []
     assert formats.last_boxed(spans[-1].text) == tree.question.golden_answers[0]
     assert [any(token in tokenizer.eos_ids for token in span.tokens) for span in spans] == [
       *[False] * 2 * len(steps), True]
