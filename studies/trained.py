@@ -58,13 +58,14 @@ GRIDS = {
     '**Random - Anti**': (RANDOM, 'anti-zero'),
     '**Auto - Random, start that searches too little - enough**': (
       AUTO, RANDOM, f'enough/{AUTO}', f'enough/{RANDOM}'),
-    '**Auto - Random, new noise - the same again**': (AUTO, RANDOM, f'again/{AUTO}', f'again/{RANDOM}'),
+    '**Auto - Random, new noise - none**': (AUTO, RANDOM, f'quiet/{AUTO}', f'quiet/{RANDOM}'),
+    'Auto - Random, new noise - the same again': (AUTO, RANDOM, f'again/{AUTO}', f'again/{RANDOM}'),
     '**Auto - Top-K reward**': (AUTO, 'top-k-reward'), '**Phase - DAPO**': (PHASE, 'dapo'),
     'deepest half of each question - Random': ('within-zero', RANDOM), 'AR3PO - Random': ('ar3po', RANDOM),
     'Auto - Full': (AUTO, 'full'), 'Auto - Full, two updates': (AUTO, 'full-two-updates'),
     'Phase - Full': (PHASE, 'full'),
     'Auto - Random, raw': ('auto-raw', 'random-raw'), 'Phase - Random, raw': ('phase-raw', 'random-raw'),
-    'Random - Anti, raw': ('random-raw', 'anti-raw')}, (RANDOM, EXCHANGED), ('', 'full', 'enough', 'again')),
+    'Random - Anti, raw': ('random-raw', 'anti-raw')}, (RANDOM, EXCHANGED), ('', 'full', 'enough', 'quiet', 'again')),
   'search_r2': Grid({
     '**Search-R2 - Search-R1, n = 10**': ('search-r2', 'search-r1-n-10'),
     '**Search-R2 - random refiner**': ('search-r2', 'random-refiner'),

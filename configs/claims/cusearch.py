@@ -3,7 +3,8 @@
     jaxsearch sweep --config configs/claims/cusearch.py         # what decides first; _bed.py makes the policy
     jaxsearch sweep --config configs/claims/cusearch.py:full    # against training on all, by equal updates and by the paper's
     jaxsearch sweep --config configs/claims/cusearch.py:enough  # condition C1: from a policy that searches as much as it should
-    jaxsearch sweep --config configs/claims/cusearch.py:again   # condition C2: a repeated search has the same noise
+    jaxsearch sweep --config configs/claims/cusearch.py:quiet   # condition C2: nothing that a repeated search could mend
+    jaxsearch sweep --config configs/claims/cusearch.py:again   # and: it has the same noise, so an oracle is right in 73 %
 
 'within' keeps the deepest half of each question's chains, so that depth is the policy's choice. 'raw' and 'zero' are what a
 chain that is left alone of its question is credited with: its reward, or nothing.
@@ -24,9 +25,10 @@ FULL = {name: ROWS[name] for name in (RANDOM, 'Auto, zero', 'Phase, zero')} | {
   'AR3PO': {'credit.strategy': 'full', 'sizes.adaptive': True, 'data.number': 64},
 }
 ENOUGH = {name: ROWS[name] | {'model': ACTOR} for name in (RANDOM, 'Auto, zero')}
+QUIET = {name: ROWS[name] | {'search.noise': 0.0} for name in (RANDOM, 'Auto, zero')}
 AGAIN = {name: ROWS[name] | {'search.noise_each': 'query'} for name in (RANDOM, 'Auto, zero')}
 TABLES = {'': (ROWS, ('Auto, zero', 'Phase, zero', 'Anti, zero')), 'full': (FULL, ('Full',)),
-          'enough': (ENOUGH, ('Auto, zero',)), 'again': (AGAIN, ('Auto, zero',))}
+          'enough': (ENOUGH, ('Auto, zero',)), 'quiet': (QUIET, ('Auto, zero',)), 'again': (AGAIN, ('Auto, zero',))}
 
 
 def get_config(table: str = ''):
@@ -38,6 +40,6 @@ def get_config(table: str = ''):
   config.variants, config.primary = TABLES[table]
   config.baseline = RANDOM
   config.seeds = tuple(range(5 if table else 8))  # as the spread of the first five asks for
-  config.out = f'runs/claims/cusearch{f"_{table}" * (table in ("enough", "again"))}'
+  config.out = f'runs/claims/cusearch{f"_{table}" * (table in ("enough", "quiet", "again"))}'
   config.parallel = 0  # one on each GPU, or one
   return config.lock()
