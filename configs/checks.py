@@ -293,11 +293,11 @@ def together(config, training):
            'set critic.shared=False')
   if critic.enabled and critic.learning_rate == 0 and critic.backbone_rate is not None:
     yield 'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'
-  level = config.credit.get('level')
-  if critic.enabled and (level == 'trajectory' or config.credit.get('estimator') == 'grpo'):
-    yield ("critic.enabled=True with credit.level='trajectory' or credit.estimator='grpo', which has no use "
-           'for a critic and no returns that it could learn: set critic.enabled=False')
-  if level == 'token' and train.aggregate == 'step-mean':
+  for name, value in (('level', 'trajectory'), ('estimator', 'grpo')):
+    if critic.enabled and config.credit.get(name) == value:
+      yield (f'critic.enabled=True: credit.{name}={value!r} sets no returns, which a critic learns; set '
+             'critic.enabled=False')
+  if config.credit.get('level') == 'token' and train.aggregate == 'step-mean':
     yield ("credit.level='token' with train.aggregate='step-mean' would read values everywhere from a critic "
            "that learns starts of segments alone: set 'token-mean'")
   if config.grow.get('rewards') == 'none':

@@ -161,10 +161,11 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   words = _set_fields(config, overrides, command, own)
   check(config, training=command == 'train')
   values = dict(fields(config))
+  second = 'critic_warmup.second_' * (command == 'critic-warmup')  # its second search reads config.search, too
   useless = [f'{name} means nothing with {choice}={values[choice]!r}'
              for name, (choice, others) in load_file(CHECKS).UNREAD.items()
              if name in names and values[name] and values[choice] in others
-             and values.get(f'critic_warmup.second_{choice}', values[choice]) in others]
+             and values.get(f'{second}{choice}', values[choice]) in others]
   if useless:
     raise UsageError('; '.join(useless))
   now = _within(config, TRAINED)
@@ -260,8 +261,10 @@ def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], c
 def _is_place(name: str, value: object) -> bool:
   """Tells whether a checkpoint's field is of `PLACES` and names what we do not ship; of a prompt, a file."""
   leaf = name.split('.')[-1]
-  if leaf not in PLACES or not isinstance(value, str) or not value:
-    return leaf == 'servers' and bool(value)  # the one tuple
+  if leaf not in PLACES or not isinstance(value, (str, tuple)) or not value:
+    return False
+  if isinstance(value, tuple):  # of MCP servers
+    return True
   if leaf in templates.SETTINGS:
     return templates.is_file(value, templates.SETTINGS[leaf])
   return not (registry.is_shipped(value) or value.partition(':')[0] in registry.ENTRIES['questions'])
@@ -323,6 +326,7 @@ def _load(name: str) -> ml_collections.ConfigDict:
 
 
 def shipped_configs() -> list[str]:
+  """Returns the names of the configs that ship."""
   files = sorted(file for file in SHIPPED.rglob('*.py') if file != CHECKS)
   return [str(file.relative_to(SHIPPED).with_suffix('')) for file in files]
 

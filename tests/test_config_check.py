@@ -71,10 +71,10 @@ def test_all_mistakes_are_named_at_once():
   ({'lora.rank': 2}, 'carl', 'lora.rank=2: an adapter cannot share'),
   ({'critic.learning_rate': 0.0}, 'carl',
    'critic.learning_rate=0.0 must be > 0 where critic.backbone_rate is set'),
-  ({'credit.level': 'trajectory'}, 'carl', "critic.enabled=True with credit.level='trajectory' or"),
+  ({'credit.level': 'trajectory'}, 'carl', "critic.enabled=True: credit.level='trajectory' sets no returns"),
   ({'credit.level': 'token'}, 'carl', "credit.level='token' with train.aggregate='step-mean' would read"),
   ({'grow.rewards': 'none'}, 'slate', "grow.rewards='none' rewards nothing"),
-  ({'critic.enabled': True}, 'r_search', "or credit.estimator='grpo', which has no use for a critic"),
+  ({'critic.enabled': True}, 'r_search', "critic.enabled=True: credit.estimator='grpo' sets no returns"),
 ])
 def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):
   with pytest.raises(ValueError, match=re.escape(message)):

@@ -4,7 +4,7 @@
     jaxsearch sweep --config configs/claims/cusearch.py:full    # against training on all, by equal updates and by the paper's
     jaxsearch sweep --config configs/claims/cusearch.py:enough  # condition C1: from a policy that searches as much as it should
     jaxsearch sweep --config configs/claims/cusearch.py:quiet   # condition C2: nothing that a repeated search could mend
-    jaxsearch sweep --config configs/claims/cusearch.py:again   # and: it has the same noise, so an oracle is right in 73 %
+    jaxsearch sweep --config configs/claims/cusearch.py:again   # and beside the same noise on every repeat
 
 'within' keeps the deepest half of each question's chains, so that depth is the policy's choice. 'raw' and 'zero' are what a
 chain that is left alone of its question is credited with: its reward, or nothing.

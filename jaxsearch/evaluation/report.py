@@ -17,7 +17,7 @@ import numpy as np
 from jaxsearch.evaluation import plots
 from jaxsearch.evaluation.figures import FIGURES, MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
 from jaxsearch.files import write_whole
-from jaxsearch.sampler.requests import JUDGEMENTS, add_failures, failing
+from jaxsearch.sampler.requests import add_failures, failing
 from jaxsearch.training.row_files import read as read_rows
 
 FOLDER = pathlib.Path(__file__).parent
@@ -146,16 +146,10 @@ def warnings(rows: Rows, evaluations: Rows) -> list[str]:
   lines += [f'The monitor of collapse raised the alarm {name} at {named(steps)}.'
             for name, steps in alarms.items()]
   for where, several in (('At', rows), ('In the evaluations after', evaluations)):
-    failed = [row['step'] for row in several if failing(_failures([row]), most=False)]
+    failed = [row['step'] for row in several if failing(add_failures([row]), most=False)]
     if failed:
-      lines.append(f'{where} {named(failed)}: {failing(_failures(several), most=False)}.')
+      lines.append(f'{where} {named(failed)}: {failing(add_failures(several), most=False)}.')
   return lines
-
-
-def _failures(rows: Rows) -> dict:
-  """Adds up what failed, judgements that pay among it."""
-  judged = {name: sum(row.get(name, 0) for row in rows) for name in (JUDGEMENTS.asked, JUDGEMENTS.failed)}
-  return add_failures(rows) | judged
 
 
 def named(steps: Iterable[int], limit: int = 8) -> str:

@@ -74,16 +74,19 @@ class Agent:
   grammar: Any = None
 
 
-def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *,
-            numbers: Sequence[int] | None = None, **options) -> tuple[list[Tree], dict[str, float]]:
+def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, sampling: Sampling | None = None,
+            tools: Tools | None = None, numbers: Sequence[int] | None = None,
+            on_progress: Progress | None = None, observer: Observer | None = None,
+            cancelled: Callable[[], bool] = lambda: False) -> tuple[list[Tree], dict[str, float]]:
   """Grows one tree for each of `questions` to its end.
 
   Args:
     questions: one for each tree; repeat a question to roll it out several times.
     key: a JAX random key. A tree's tokens, and its `rng`, are a function of the key and of the tree's number
       alone.
+    sampling, tools: replace the agent's.
     numbers: of the trees, their places in the global batch; 0, 1, 2, … by default.
-    options: sampling, tools: replace the agent's; on_progress, observer, cancelled: see `Schedule`.
+    on_progress, observer, cancelled: see `Schedule`.
   Returns:
     (trees in the order of `questions`, metrics: see `Schedule.metrics`).
   Raises:
@@ -93,7 +96,8 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *,
   numbers = range(len(questions)) if numbers is None else numbers
   episodes = [new_episode(agent, question, key, number)
               for question, number in zip(questions, numbers, strict=True)]
-  metrics = run(agent, episodes, key, **options)
+  metrics = run(agent, episodes, key, sampling=sampling, tools=tools, on_progress=on_progress,
+                observer=observer, cancelled=cancelled)
   return [episode.tree for episode in episodes], metrics
 
 

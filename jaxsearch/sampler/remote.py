@@ -63,6 +63,7 @@ class Server:
     self.reach(url)
 
   def reach(self, url: str) -> None:
+    """Sets the address, which changes where a server is started again."""
     address = parse_url(url)
     on_this_host = address.host in ('localhost', '127.0.0.1', '::1')
     self.url = url

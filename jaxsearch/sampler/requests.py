@@ -218,6 +218,6 @@ def add_failures(several: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     for name, value in metrics.items():
       if isinstance(value, str) and name.startswith('last_'):
         total[name] = value
-      elif name.startswith(('tool_calls', 'searches_', 'service_calls')):
+      elif name.startswith(('tool_calls', 'searches_', 'service_calls', 'judgements', 'judge_failed')):
         total[name] = total.get(name, 0) + value
   return total | {'searches_failed_share': total[SEARCHES.failed] / max(total[SEARCHES.asked], 1)}

@@ -107,14 +107,17 @@ def as_json(value: Any) -> str:
 
 
 def write_hermes(name: str, arguments: Mapping[str, Any]) -> str:
+  """Writes a call as a JSON object in `<tool_call>`."""
   return f'<tool_call>\n{{"name": "{name}", "arguments": {as_json(arguments)}}}\n</tool_call>'
 
 
 def write_llama3(name: str, arguments: Mapping[str, Any]) -> str:
+  """Writes a call as a bare JSON object."""
   return f'{{"name": "{name}", "parameters": {as_json(arguments)}}}'
 
 
 def write_coder(name: str, arguments: Mapping[str, Any]) -> str:
+  """Writes a call as `<function=…>` of `<parameter=…>`."""
   text = ''.join(f'<parameter={key}>\n{value if isinstance(value, str) else as_json(value)}\n</parameter>\n'
                  for key, value in arguments.items())
   return f'<tool_call>\n<function={name}>\n{text}</function>\n</tool_call>'

@@ -220,7 +220,7 @@ def _tries(trees: Sequence[Tree], length: int, share_trained: bool, chains: bool
       to_last[path[-1]] = path
   inner = {node for path in to_last.values() for node in path[:-1]}  # where only untrained spans hang beside
   paths = []
-  for path in (path for last, path in to_last.items() if last not in inner):
+  for path in [path for last, path in to_last.items() if last not in inner]:
     numbers = [0 if share_trained or not node.trained else owners.setdefault(node, len(owners) + 1)
                for node in path]
     keys = [np.array(node.tokens) + (number << 32) for node, number in zip(path, numbers)]

@@ -72,6 +72,8 @@ def test_failures_are_added_up():
   total = add_failures([figures(1, 4), figures(2, 2, 1, 2, reason='refused') | {'tool_calls_failed_timeout': 2}])
   assert total.pop('searches_failed_share') == 3 / 6
   assert total | {'seconds': 1.0} == figures(3, 6, 1, 2, reason='refused') | {'tool_calls_failed_timeout': 2}
+  judged = add_failures([{'judgements': 4, 'judge_failed': 3, 'last_judge_failure': 'judge: down'}, {'judgements': 4}])
+  assert failing(judged, most=False) == '3 of 8 judgements failed; the last: judge: down'
 
 
 def test_a_reason_takes_one_line_and_cannot_steer_a_terminal():

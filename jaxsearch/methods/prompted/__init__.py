@@ -89,6 +89,7 @@ def first_sentence(text: str) -> str:
 
 
 def joined(text: str, sentence: str) -> str:
+  """Adds a sentence to a text, after a space where one is missing."""
   return text + (sentence if not text or sentence[:1].isspace() else f' {sentence}')
 
 
