@@ -103,12 +103,12 @@ def render(rows: Rows, evaluations: Rows, config: Mapping, curves: bytes) -> str
   text = lambda name: (FOLDER / name).read_text(encoding='utf-8')
   number = Figure('', scale=1, digits='.4g').shown
   sampled = [row for row in evaluations if row.get('samples')]
-  alike = [row for row in sampled if row['temperature'] == sampled[-1]['temperature']]
+  asked = lambda row: (row['temperature'], [sample['question'] for sample in row['samples']])
+  alike = [row for row in sampled if asked(row) == asked(sampled[-1])]  # a resumed run may ask others
   compared = [alike[0], *alike[1:][-1:]] if alike else []
   examples = {change: [] for change in CHANGES.values()}
   for pair in zip(*(row['samples'] for row in compared)):
-    if pair[0]['question'] == pair[-1]['question']:  # a run that is resumed may be asked others
-      examples[CHANGES[tuple(bool(sample['em']) for sample in pair)]].append(pair)
+    examples[CHANGES[tuple(bool(sample['em']) for sample in pair)]].append(pair)
   figures = {name: figure for name, figure in MAIN.items() if name in _known(evaluations)}
   means = {name: np.nanmean(column(rows, name)) for name in METRICS if name in _known(rows)}
   return environment.from_string(text('report.html')).render(
