@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxsearch.models.architecture import DecoderConfig
-from jaxsearch.models.attention import dense_attention, matmul
+from jaxsearch.models.attention import adapted_matmul, dense_attention, matmul
 from jaxsearch.models.kernels import flash_attention, tree_attention
 from jaxsearch.models.quantised import Quantised
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
@@ -35,23 +35,11 @@ class Adapted:
   b: jax.Array       # [rank, other axes], times the scale of the adapter
 
 
-@jax.custom_vjp
-def _with_gradient_of(value, low):
-  """Returns `value`, whose gradient goes to `low` too: the value of a b is in it already."""
-  return value
-
-
-_with_gradient_of.defvjp(lambda value, low: (value, None), lambda _, gradient: (gradient, gradient))
-
-
 def _product(x, w):
   """Multiplies as `matmul`, with an adapted or quantised matrix too."""
   if isinstance(w, Quantised):
     return w.multiply(x)
-  if not isinstance(w, Adapted):
-    return matmul(x, w)
-  low = matmul(matmul(jax.lax.stop_gradient(x), w.a), w.b)
-  return _with_gradient_of(matmul(x, w.merged), low)
+  return adapted_matmul(x, w.merged, w.a, w.b) if isinstance(w, Adapted) else matmul(x, w)
 
 
 class Parameters(nnx.Module):
