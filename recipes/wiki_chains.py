@@ -37,9 +37,10 @@ from recipes import wiki_lookups as lookups
 from recipes import wiki_reading as reading
 
 Search = Callable[[str], list[Document]]
+TIMES = {'bridge': 2, 'one passage': 3}  # how many chains of a kind for one of each other
 # Proportions of the kinds of questions to reinforce, beside those about free text. Without comparisons: a
 # model this small does not learn to compare two years, and of yes and no it learns one.
-HARD = {'bridge': 2, 'described': 1, 'one passage': 1}
+HARD = TIMES | {'described': 1}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -131,7 +132,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
                     more than chains.jsonl has, others come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
-  chains.jsonl      the chains, of each kind one in turn, and `config.free_text` about free text
+  chains.jsonl      the chains, of each kind and attribute in turn: one, those of TIMES, `config.free_text`
 
   Args:
     config: whose model, template, search and lengths the chains are written for.
@@ -182,12 +183,15 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   search_exchanged = searching(str(out / 'corpus.jsonl'))
 
   def sources(held: bool) -> list[Iterator[Chain]]:
-    kinds = collections.defaultdict(list)
+    kinds = collections.defaultdict(lambda: collections.defaultdict(list))
     for lookup in made:
       if lookup.held_out == held:
-        kinds[lookup.question.metadata['source']].append(lookup)
-    return [turn for kind, asked in kinds.items() for chains in [chains_of(kind, asked, search_exchanged)]
-            for turn in [chains] * (config.free_text if kind == 'free text' else 1)]
+        about = lookup.question.metadata
+        kinds[about['source']][about.get('attribute')].append(lookup)
+    times = TIMES | {'free text': config.free_text}
+    return [turn for kind, by_attribute in kinds.items()
+            for chains in [chains_of(kind, in_turn(map(iter, by_attribute.values())), search_exchanged)]
+            for turn in [chains] * times.get(kind, 1)]
 
   stream = in_turn([chains_of('own', in_passages, search), *sources(held=False)])
   chains = list(itertools.islice(stream, number))
@@ -209,10 +213,10 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   return result
 
 
-def in_turn(sources: Iterable[Iterator[Chain]]) -> Iterator[Chain]:
+def in_turn(sources: Iterable[Iterator]) -> Iterator:
   """One of each, again and again; a source that has no more is passed over."""
   rounds = itertools.zip_longest(*sources)
-  return (chain for one_of_each in rounds for chain in one_of_each if chain is not None)
+  return (one for one_of_each in rounds for one in one_of_each if one is not None)
 
 
 def figures(chains: Sequence[Chain], tokenizer: Tokenizer) -> dict[str, float]:

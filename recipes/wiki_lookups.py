@@ -32,6 +32,26 @@ BORN = re.compile(rf'^.{{2,80}}?\(\s*(?:[^()]{{0,60}}?\bborn (?:[^()0-9]{{0,40}}
                   rf'(?:[^()]{{0,60}}?(?P<died>{DATE}))?')
 PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in "
                    r"(?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
+NAMES = rf'{WORD}(?: (?:(?:of|the|de|van|von) )*{WORD}){{0,4}}'
+# What may follow, so that it is a whole name, not the beginning of 'English professor' nor one of several.
+ENDS = (r'(?<!\bSt)(?=[.,;]|$| and (?![A-Z])|'
+        r' (?:as|at|between|for|from|in|on|since|that|to|until|when|where|which|who|with)\b)')
+ALONE = NAME + r'(?!, (?:and )?[A-Z])'  # no list of names
+TRADE = r'[a-z][a-z-]+(?: (?!(?:and|best|by|for|from|in|known|of|on|who|with)\b)[a-z-]+){0,2}'
+# (kind, attribute) -> what stands before what a passage says, and what that looks like.
+SAID = {
+  ('film', 'writer'): (r'written (?:and directed )?by', ALONE),
+  ('film', 'producer'): (r'produced by', ALONE),
+  ('film', 'star'): (r'(?:starring|stars)', ALONE),
+  ('film', 'author'): (r'based (?:up)?on [^.]{0,60}?\b(?:book|novel|play|story) [^.]{0,40}?\bby', NAME),
+  ('person', 'occupation'): (r'(?:is|was) an? (?:[A-Z][a-z-]+ )+', TRADE),
+  ('person', 'spouse'): (r'(?:married(?: to)?|(?:wife|husband|widow) of)', NAME),
+  ('person', 'parent'): (r'(?:son|daughter) of', NAME),
+  ('person', 'died in'): (r'died (?:[^.,()]{0,30} )?in', NAMES),
+  ('person', 'school'): (r'(?:educated at|studied at|graduated from|graduate of|attended)(?: the)?', NAMES),
+  ('person', 'team'): (r'(?:plays|played) (?:as an? [a-z -]{3,30} )?for(?: the)?', NAMES),
+  ('person', 'member'): (r'member of the', NAMES),
+}
 NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
 DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) '
                        r'(?P<description>[^()"]{35,150}?)\.(?: |$)')
@@ -99,6 +119,10 @@ def entities(documents: Sequence[Document], words: int) -> list[Entity]:
       adjectives[facts['nationality']] += 1
     else:
       continue
+    for (kind, attribute), (before, value) in SAID.items():
+      if kind == entity.kind and (said := re.search(rf'\b{before} ?(?P<value>{value}){ENDS}', text)):
+        if not set(said['value'].split()) & set(name.split()):
+          facts[attribute] = said['value']
     described = DESCRIBED.match(text)
     if described and not set(name.split()) & set(described['description'].split()):
       entity.facts['described'] = f'{described["verb"]} the {described["description"]}'
@@ -192,12 +216,12 @@ def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Itera
     if not (attribute == 'nationality' and entity.kind == 'film'):
       form = rng.choice(ASKED[entity.kind, attribute][0])
       text = form.format(name=entity.name)
-      yield _lookup('one passage', text, entity, (value, ''), [_step(entity, attribute)])
+      yield _lookup('one passage', text, entity, (value, ''), [_step(entity, attribute)], attribute)
     for asked, answer in director.facts.items() if director and attribute == 'director' else ():
-      if asked != 'described':
+      if asked != 'described' and 'director' not in answer:  # that is in the question
         form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
         steps = [_step(entity, attribute), _step(director, asked)]
-        yield _lookup('bridge', form.format(name=name), entity, (answer, ''), steps)
+        yield _lookup('bridge', form.format(name=name), entity, (answer, ''), steps, asked)
 
 
 def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity],
@@ -227,10 +251,11 @@ def _step(entity: Entity, attribute: str) -> Step:
   return Step(entity.passage, entity.name, finding.format(name=entity.name, value=entity.facts[attribute]))
 
 
-def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str],
-            steps: Sequence[Step]) -> Lookup:
+def _lookup(kind: str, question: str, about: Entity, result: tuple[str, str], steps: Sequence[Step],
+            attribute: str = '') -> Lookup:
   answer, conclusion = result
-  return Lookup(Question('', question, (answer,), {'source': kind}), tuple(steps), conclusion, about.held_out)
+  metadata = {'source': kind} | ({'attribute': attribute} if attribute else {})
+  return Lookup(Question('', question, (answer,), metadata), tuple(steps), conclusion, about.held_out)
 
 
 def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Question]:
@@ -290,6 +315,29 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('film', 'year'): (('In what year did the film {name} come out?', 'When was the film {name} released?'),
                      '{name} came out in {value}.'),
   ('film', 'nationality'): ((), '{name} is {value}.'),
+  ('film', 'writer'): (('Who wrote the film {name}?', 'Who is the screenwriter of {name}?'),
+                       '{name} was written by {value}.'),
+  ('film', 'producer'): (('Who produced the film {name}?', 'Who is the producer of {name}?'),
+                         '{name} was produced by {value}.'),
+  ('film', 'star'): (('Who starred in the film {name}?', 'Which actor is the star of {name}?'),
+                     '{name} stars {value}.'),
+  ('film', 'author'): (('Who wrote what the film {name} is based on?',
+                        'Which author wrote the story that {name} is based on?'),
+                       '{name} is based on the work of {value}.'),
+  ('person', 'occupation'): (('What is the occupation of {name}?', 'What is {name} by profession?'),
+                             '{name} is by profession {value}.'),
+  ('person', 'spouse'): (('Who is {name} married to?', 'Who is the spouse of {name}?'),
+                         '{name} is married to {value}.'),
+  ('person', 'parent'): (('Who is the father or mother of {name}?', 'Whose child is {name}?'),
+                         '{name} is a child of {value}.'),
+  ('person', 'died in'): (('Where did {name} die?', 'What is the place of death of {name}?'),
+                          '{name} died in {value}.'),
+  ('person', 'school'): (('Where did {name} study?', 'Which school or university did {name} go to?'),
+                         '{name} studied at {value}.'),
+  ('person', 'team'): (('For which team does {name} play?', 'Which club does {name} play for?'),
+                       '{name} plays for {value}.'),
+  ('person', 'member'): (('What is {name} a member of?', 'Which body or group does {name} belong to?'),
+                         '{name} is a member of {value}.'),
   ('person', 'born'): (('When was {name} born?', 'What is the date of birth of {name}?'),
                        '{name} was born on {value}.'),
   ('person', 'died'): (('When did {name} die?', 'What is the date of death of {name}?'),

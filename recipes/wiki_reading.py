@@ -19,9 +19,7 @@ SENTENCES = re.compile(r'(?<=[a-z0-9)][.!?])(?<!\b(?:St|Mr|Dr|Jr|Sr|vs)\.)(?<!\b
 BRACKETS = re.compile(r'\s*\([^()]*\)')
 PRONOUNS = {'film': 'It|The film|The movie', 'person': 'He|She'}
 NUMBERS = r'\d{1,3}(?:,\d{3})*|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve'
-NAMES = rf'{lookups.WORD}(?: (?:(?:of|the|de|van|von) )*{lookups.WORD}){{0,4}}'
-# What may follow an answer, so that it is the whole of a name and not the beginning of 'English professor'.
-ENDS = re.compile(r'[.,;]| (?:and|at|between|for|from|in|on|since|that|to|until|when|where|which|who|with)\b')
+NAMES = lookups.NAMES
 TURNED = re.compile(r'(?:[a-z]+ed|born|built|held|made|set|shot|written)\b[^,;]*')  # after was, a participle
 
 
@@ -88,7 +86,7 @@ def asked(entity: lookups.Entity, sentence: str) -> Iterator[tuple[str, tuple[st
       taken.append(place)
       if set(answer.split()) & set(entity.name.split()):
         continue
-      if answer in entity.facts.values() or not ENDS.match(sentence, found.end()):
+      if answer in entity.facts.values() or not re.compile(lookups.ENDS).match(sentence, found.end()):
         continue  # templates ask for the facts
       whole = tuple(dict.fromkeys([answer, answer.split(', ')[0]])) if blank.turned == 'Where' else (answer,)
       turned = re.match(rf'{re.escape(entity.name)} (was|is|were|are) (.+)', sentence[:found.start()])

@@ -91,6 +91,35 @@ def test_every_answer_stands_in_the_passages_that_its_steps_name():
       assert one.steps[1].query not in one.question.question
 
 
+PERSON, FILM = 'Ada Lind (born 1 May 1900) ', 'Night Sea is a 1950 French drama film '
+
+
+@pytest.mark.parametrize('text, attribute, value', [
+  (PERSON + 'is a Danish film director and painter.', 'occupation', 'film director'),
+  (PERSON + 'is a Danish painter who moved to Rome.', 'occupation', 'painter'),
+  (PERSON + 'is a Danish boxer. She is married to Karl Abel, a poet.', 'spouse', 'Karl Abel'),
+  (PERSON + 'was the daughter of Jonas Moreau and Mara Moreau.', 'parent', None),  # two of them
+  (PERSON + 'was the daughter of King Jonas.', 'parent', 'King Jonas'),
+  (PERSON + 'died suddenly in New Ulm.', 'died in', 'New Ulm'),
+  (PERSON + 'graduated from the University of Lund in 1920.', 'school', 'University of Lund'),
+  (PERSON + 'plays as a left back for FC Lund.', 'team', 'FC Lund'),
+  (PERSON + 'plays for FC St. Pauli.', 'team', None),  # cut in the middle of a name
+  (PERSON + 'is a member of the Danish Academy.', 'member', 'Danish Academy'),
+  (FILM + 'written and directed by Karl Abel.', 'writer', 'Karl Abel'),
+  (FILM + 'produced by Karl Abel, Jonas Moreau and others.', 'producer', None),
+  (FILM + 'starring Mara Costa.', 'star', 'Mara Costa'),
+  (FILM + 'starring Mara Costa and Nils Lind.', 'star', None),
+  (FILM + 'based on the 1940 novel "Sea" by Karl Abel.', 'author', 'Karl Abel'),
+])
+def test_what_a_passage_says(text, attribute, value):
+  name = 'Night Sea' if text.startswith(FILM) else 'Ada Lind'
+  entity, = lookups.entities([Document('0', name, text)], 64)
+  assert entity.facts.get(attribute) == value
+  asked = {one.question.metadata.get('attribute'): one for one in lookups.make([Document('0', name, text)], 0, 64)}
+  assert value is None or asked[attribute].question.golden_answers == (value,)
+  assert value is None or value in asked[attribute].steps[0].finding
+
+
 @pytest.mark.parametrize('kind', ['comparison', 'bridge comparison'])
 def test_comparisons_are_right(kind):
   facts = {entity.name: entity.facts for entity in lookups.entities(DOCUMENTS, 64)}
