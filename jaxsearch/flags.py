@@ -161,7 +161,7 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   words = _set_fields(config, overrides, command, own)
   check(config, training=command == 'train')
   values = dict(fields(config))
-  second = 'critic_warmup.second_' * (command == 'critic-warmup')  # its second search reads config.search, too
+  second = 'critic_warmup.second_' * (command == 'critic-warmup')  # its second search reads them too
   useless = [f'{name} means nothing with {choice}={values[choice]!r}'
              for name, (choice, others) in load_file(CHECKS).UNREAD.items()
              if name in names and values[name] and values[choice] in others

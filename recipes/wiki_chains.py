@@ -37,7 +37,7 @@ from recipes import wiki_lookups as lookups
 from recipes import wiki_reading as reading
 
 Search = Callable[[str], list[Document]]
-TIMES = {'bridge': 2, 'one passage': 3}  # how many chains of a kind for one of each other
+TIMES = {'bridge': 2, 'one passage': 3}  # chains of these kinds for one of a kind that is not here
 # Proportions of the kinds of questions to reinforce, beside those about free text. Without comparisons: a
 # model this small does not learn to compare two years, and of yes and no it learns one.
 HARD = TIMES | {'described': 1}
@@ -132,7 +132,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
                     more than chains.jsonl has, others come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
-  chains.jsonl      the chains, of each kind and attribute in turn: one, those of TIMES, `config.free_text`
+  chains.jsonl      the chains, each kind in its turn with one, with as many as TIMES says, or (free text)
+                    with `config.free_text`; the attributes of a kind take turns too
 
   Args:
     config: whose model, template, search and lengths the chains are written for.

@@ -38,7 +38,7 @@ ENDS = (r'(?<!\bSt)(?=[.,;]|$| and (?![A-Z])|'
         r' (?:as|at|between|for|from|in|on|since|that|to|until|when|where|which|who|with)\b)')
 ALONE = NAME + r'(?!, (?:and )?[A-Z])'  # no list of names
 TRADE = r'[a-z][a-z-]+(?: (?!(?:and|best|by|for|from|in|known|of|on|who|with)\b)[a-z-]+){0,2}'
-# (kind, attribute) -> what stands before what a passage says, and what that looks like.
+# (kind, attribute) -> what stands before its value in a passage, and what the value looks like.
 SAID = {
   ('film', 'writer'): (r'written (?:and directed )?by', ALONE),
   ('film', 'producer'): (r'produced by', ALONE),

@@ -19,7 +19,7 @@ SENTENCES = re.compile(r'(?<=[a-z0-9)][.!?])(?<!\b(?:St|Mr|Dr|Jr|Sr|vs)\.)(?<!\b
 BRACKETS = re.compile(r'\s*\([^()]*\)')
 PRONOUNS = {'film': 'It|The film|The movie', 'person': 'He|She'}
 NUMBERS = r'\d{1,3}(?:,\d{3})*|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve'
-NAMES = lookups.NAMES
+NAMES, ENDS = lookups.NAMES, re.compile(lookups.ENDS)
 TURNED = re.compile(r'(?:[a-z]+ed|born|built|held|made|set|shot|written)\b[^,;]*')  # after was, a participle
 
 
@@ -86,7 +86,7 @@ def asked(entity: lookups.Entity, sentence: str) -> Iterator[tuple[str, tuple[st
       taken.append(place)
       if set(answer.split()) & set(entity.name.split()):
         continue
-      if answer in entity.facts.values() or not re.compile(lookups.ENDS).match(sentence, found.end()):
+      if answer in entity.facts.values() or not ENDS.match(sentence, found.end()):
         continue  # templates ask for the facts
       whole = tuple(dict.fromkeys([answer, answer.split(', ')[0]])) if blank.turned == 'Where' else (answer,)
       turned = re.match(rf'{re.escape(entity.name)} (was|is|were|are) (.+)', sentence[:found.start()])

@@ -22,53 +22,53 @@ MAX_BLOCKS = 16   # blocks are unrolled, so longer rows get longer blocks
 
 def matmul(x, w):
   """Multiplies x [..., n] by a matrix whose leading axes have n entries -> [..., m], its others as one."""
-  return _times(x, w.reshape(x.shape[-1], -1), _type_of_product(x))  # two axes: else `o` is often transposed
+  return _times(x, w.reshape(x.shape[-1], -1), _product_dtype(x))  # two axes: else `o` is often transposed
 
 
 def adapted_matmul(x, w, a, b):
   """Multiplies as `matmul` by w, which has a b in it; gradients go to x, `a` [n,r] and `b` [r,m] alone."""
   n, r = x.shape[-1], b.shape[0]
-  return _times_adapted(x, w.reshape(n, -1), a.reshape(n, r), b.reshape(r, -1), _type_of_product(x))
+  return _times_adapted(x, w.reshape(n, -1), a.reshape(n, r), b.reshape(r, -1), _product_dtype(x))
 
 
-def _type_of_product(x):
+def _product_dtype(x):
   return jnp.float32 if x.dtype == jnp.bfloat16 and ambient_platform() == 'cpu' else x.dtype
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _times(x, w, wide):
-  return jnp.matmul(x, w, preferred_element_type=wide).astype(x.dtype)
+def _times(x, w, dtype):
+  return jnp.matmul(x, w, preferred_element_type=dtype).astype(x.dtype)
 
 
-def _by_factor(gradient, w, wide):  # not @ w.T: XLA would compute that of bfloat16 in float32
-  return jnp.einsum('...m,nm->...n', gradient, w, preferred_element_type=wide).astype(gradient.dtype)
+def _by_factor(gradient, w, dtype):  # not @ w.T: XLA would compute that of bfloat16 in float32
+  return jnp.einsum('...m,nm->...n', gradient, w, preferred_element_type=dtype).astype(gradient.dtype)
 
 
-def _by_matrix(x, gradient, wide):  # JAX's own rule has XLA transpose the gradient, which is large
+def _by_matrix(x, gradient, dtype):  # JAX's own rule has XLA transpose the gradient, which is large
   axes = tuple(range(x.ndim - 1))
-  return jnp.tensordot(x, gradient, (axes, axes), preferred_element_type=wide).astype(x.dtype)
+  return jnp.tensordot(x, gradient, (axes, axes), preferred_element_type=dtype).astype(x.dtype)
 
 
-def _gradients(wide, operands, gradient):
+def _gradients(dtype, operands, gradient):
   x, w = operands
-  return _by_factor(gradient, w, wide), _by_matrix(x, gradient, wide)
+  return _by_factor(gradient, w, dtype), _by_matrix(x, gradient, dtype)
 
 
-_times.defvjp(lambda x, w, wide: (_times(x, w, wide), (x, w)), _gradients)
+_times.defvjp(lambda x, w, dtype: (_times(x, w, dtype), (x, w)), _gradients)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _times_adapted(x, w, a, b, wide):
-  return _times(x, w, wide)
+def _times_adapted(x, w, a, b, dtype):
+  return _times(x, w, dtype)
 
 
-def _gradients_of_adapter(wide, operands, gradient):
+def _gradients_of_adapter(dtype, operands, gradient):
   x, w, a, b = operands
-  by_a = _by_matrix(x, _by_factor(gradient, b, wide), wide)
-  return _by_factor(gradient, w, wide), None, by_a, _by_matrix(_times(x, a, wide), gradient, wide)
+  by_a = _by_matrix(x, _by_factor(gradient, b, dtype), dtype)
+  return _by_factor(gradient, w, dtype), None, by_a, _by_matrix(_times(x, a, dtype), gradient, dtype)
 
 
-_times_adapted.defvjp(lambda x, w, a, b, wide: (_times(x, w, wide), (x, w, a, b)), _gradients_of_adapter)
+_times_adapted.defvjp(lambda x, w, a, b, dtype: (_times(x, w, dtype), (x, w, a, b)), _gradients_of_adapter)
 
 
 _wide = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
