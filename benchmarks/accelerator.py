@@ -66,7 +66,7 @@ from benchmarks.accelerator_kernels import (
 from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch.cli import ACCELERATORS
 from jaxsearch.models.architecture import initial_params, preset
-from jaxsearch.models.quantised import KINDS
+from jaxsearch.models.sampling_weights import KINDS
 from jaxsearch.parallel import memory, targets
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.planning import plan, programs

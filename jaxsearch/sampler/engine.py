@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxsearch.models.architecture import INPUTS, DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import fuse, unstack
 from jaxsearch.models.kernels import paged_attention
-from jaxsearch.models.quantised import Quantised, quantise
+from jaxsearch.models.sampling_weights import Quantised, quantise, transpose
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment
@@ -62,7 +62,7 @@ class Engine(Device):
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
       `slots` and `pages` are rounded up to a multiple of the lanes.
-    weights: 'same', or what the matrices of layers are for sampling: 'int8', 'fp8'; see models/quantised.py.
+    weights: 'same', or what the matrices of layers are for sampling: 'int8', 'fp8'; see models/sampling_weights.py.
   """
 
   @memory.named('opening the sampler', memory.SAMPLER)
@@ -199,17 +199,21 @@ def _prepare(config: DecoderConfig, rounding: str, weights: str, mesh: Mesh | No
   """Compiles the cast and unstacking of parameters for sampling: fused on one device, or split over `tensor`.
 
   They are rounded as a cast to the dtype `rounding` would; XLA leaves out a cast there and back. Then they
-  are quantised, as `weights` says.
+  are quantised, as `weights` says, or transposed on a CPU.
   """
   kept = jnp.finfo(rounding)
+  on_cpu = mesh is None and next(iter(whole.device_set)).platform == 'cpu'
 
   def prepare(params):
     rounded = lambda p: jax.lax.reduce_precision(p, kept.nexp, kept.nmant).astype(config.dtype)
     params = unstack(jax.tree.map(rounded, params), config.num_layers)
     params = fuse(config, params) if mesh is None else params
-    if weights == 'same':
-      return params
-    return params | {'layers': [quantise(layer, weights) for layer in params['layers']]}
+    layers = params['layers']
+    if weights != 'same':
+      layers = [quantise(layer, weights) for layer in layers]
+    elif on_cpu:
+      layers = [transpose(layer) for layer in layers]
+    return params | {'layers': layers}
 
   return jax.jit(prepare, out_shardings=sampling_layout(config, weights, mesh, whole))
 

@@ -24,6 +24,7 @@ from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.attention import append, attend_to_front, attend_to_pages, read_front, read_pages
 from jaxsearch.models.decoder import forward_cached, logits
 from jaxsearch.models.kernels import paged_attention
+from jaxsearch.models.sampling_weights import Transposed
 from jaxsearch.models.vocabulary import target_logprobs
 
 BLOCK = 128  # vocabulary entries summed at once when sampling
@@ -160,6 +161,8 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, foll
   def program(params, following, enough, limit, pool, front, slots, table, uniforms):
     S, n = uniforms.shape
     started = slots.remaining > 0
+    if mesh is None and kernel is None:  # one CPU
+      params = params | {'unembedding': Transposed(params.get('unembedding', params['embedding']))}
     attend = attend_to_front if kernel is None else functools.partial(
       paged_attention.attend, table=table, platform=kernel, mesh=mesh)
 

@@ -20,6 +20,7 @@ from recipes import wiki_chains as chains
 from recipes import wiki_lookups as lookups
 from tests.methods.driving import Letters
 from tests.recipes.test_wiki_lookups import DOCUMENTS
+from tests.recipes.test_wiki_reading import article, squad
 
 ONE = Document('1', 'Red Sun', 'Red Sun is a film by Ann Lee.')
 TWO = Document('2', 'Ann Lee', 'Ann Lee was born in Oslo.')
@@ -77,9 +78,13 @@ def written(tmp_path_factory):
   asked = 'Who baked the {} enormous Zwickau sourdough loaves?'
   own = [Question(f'own_{number}', asked.format(number), ('Xavier Quill',)) for number in range(40)]
   write_questions(own, folder / 'qa/train_hotpotqa_2wiki.jsonl')
+  towns = [article(f'The mill of Quorn{number}ley was built by Zeb{number}ulon Hart.',
+                   [(f'By whom was the mill of Quorn{number}ley built?', f'Zeb{number}ulon Hart')], f'Quorn{number}ley')
+           for number in range(60)]
   config = smollm2_wiki.get_config()
   with config.unlocked():
     config.folder, config.model = str(folder), 'world-tiny'
+    config.squad, config.free_text = str(squad(folder, *towns)), 2
     config.grow.update(template='world', chat=False, max_tokens=512)
     config.search.engine = 'rank_bm25'
     config.sampler.length = 4096  # the world's tokenizer cuts text that is not the world's into small pieces

@@ -1,60 +1,84 @@
-"""Questions about free text: which sentences, what they give up, and that the passage answers them."""
+"""Questions that people asked about free text: passages of whole sentences, answers in them, faults of files."""
 
+import json
+
+import hypothesis
 import pytest
+from hypothesis import strategies as st
 
-from jaxsearch.data.corpus import Document, first_words
-from recipes import wiki_lookups as lookups
+from jaxsearch.data.jsonl import DataError
 from recipes import wiki_reading as reading
-from tests.recipes.test_wiki_lookups import DOCUMENTS
 
-ANN = lookups.Entity('1', 'Ann Lee', 'person', {'place': 'Oslo'})
-
-
-@pytest.mark.parametrize('sentence, questions', [
-  ('Ann Lee was educated in Bergen.', {'Where was Ann Lee educated?': ('Bergen',)}),
-  ('Ann Lee was buried in Bergen, Norway.', {'Where was Ann Lee buried?': ('Bergen, Norway', 'Bergen')}),
-  ('Ann Lee was elected on May 4, 1912 and left.', {'On what date was Ann Lee elected?': ('May 4, 1912',)}),
-  ('Ann Lee was arrested in 1912.', {'In what year was Ann Lee arrested?': ('1912',)}),
-  ('Ann Lee was raised by Carl Moe.', {'By whom was Ann Lee raised?': ('Carl Moe',)}),
-  ('Ann Lee wrote two books for Carl Moe.', {
-    'How many are missing? Ann Lee wrote ___ books for Carl Moe.': ('two',),
-    'Which name is missing? Ann Lee wrote two books for ___.': ('Carl Moe',)}),
-  ('Ann Lee was a painter in Bergen.', {  # 'Where was Ann Lee a painter?' is asked of nobody
-    'Which place or group is missing? Ann Lee was a painter in ___.': ('Bergen',)}),
-  ('Ann Lee was born in Oslo.', {}),               # a fact: a template asks for it
-  ('Ann Lee lived in Bergen and left Bergen.', {}),  # the rest would give it away
-  ('Ann Lee was a student of Norwegian painters.', {}),  # not the whole of a name
-])
-def test_what_a_sentence_gives_up(sentence, questions):
-  found = list(reading.asked(ANN, sentence))
-  assert {question: answers for question, answers, _ in found} == questions
-  assert all(said == sentence for *_, said in found)
+TEXT = ('Ann Lee was a painter (born 1900). She met Dr. Moe in St. Olav. He said: "Come in." Nobody came. '
+        'The house was sold for $2.5 million in 1931')
 
 
-def test_sentences_are_whole_and_about_the_subject():
-  text = ('Ann Lee (born 1900) was a Norwegian painter of ships. She met Dr. Moe in St. Olav one winter. '
-          'The weather was cold in Bergen that year. Lee moved to Bergen in the year 1931. She said "no" to '
-          'all who asked. She died. She then went')
-  assert list(reading.sentences(ANN, text)) == [
-    'Ann Lee was a Norwegian painter of ships.', 'Ann Lee met Dr. Moe in St. Olav one winter.',
-    'Ann Lee moved to Bergen in the year 1931.']
+def article(text=TEXT, asked=(('Whom did Ann Lee meet?', 'Dr. Moe'),), title='Ann_Lee'):
+  qas = [{'id': str(number), 'question': question, 'answers': [{'text': answer, 'answer_start': text.index(answer)}]}
+         for number, (question, answer) in enumerate(asked)]
+  return {'title': title, 'paragraphs': [{'context': text, 'qas': qas}]}
 
 
-def test_passages_answer_their_questions():
-  made = reading.make(DOCUMENTS, 0, 64)
-  texts = {document.id: first_words(document.text, 64) for document in DOCUMENTS}
-  assert len(made) > 60 and {one.held_out for one in made} == {False, True}
-  assert len({one.question.question for one in made}) == len({one.question.id for one in made}) == len(made)
-  held_out = {entity.passage: entity.held_out for entity in lookups.entities(DOCUMENTS, 64)}
-  for one in made:
-    (step,), (answer, *_) = one.steps, one.question.golden_answers
-    assert answer in texts[step.passage] and answer in step.finding
-    assert step.query in one.question.question and answer not in one.question.question
-    assert one.held_out == held_out[step.passage]  # as in questions by templates
-  assert reading.make(DOCUMENTS, 0, 64) == made
-  passages = [one.steps[0].passage for one in reading.make(DOCUMENTS, 0, 64, each=1)]
-  assert len(set(passages)) == len(passages)
+def squad(folder, *articles):
+  path = folder / 'squad.json'
+  path.write_text(json.dumps({'version': '1.1', 'data': articles}))
+  return path
 
 
-def test_a_document_without_a_film_or_a_person_is_not_asked_about():
-  assert not reading.make([Document('1', 'Lisbon City', 'Lisbon City was founded in 1900.')], 0, 64)
+def test_sentences_and_passages():
+  sentences = [sentence for passage in reading.cut(TEXT, 12) for _, sentence in passage]
+  assert sentences == ['Ann Lee was a painter (born 1900).', 'She met Dr. Moe in St. Olav.', 'He said: "Come in."',
+                       'Nobody came.', 'The house was sold for $2.5 million in 1931']
+  assert [len(passage) for passage in reading.cut(TEXT, 12)] == [1, 2, 2]
+
+
+@hypothesis.given(st.lists(st.sampled_from(['Lee ', 'moe. ', 'St. ', '"Ann" ', 'x.  ', '1931. ']), min_size=1),
+                  st.integers(1, 20))
+def test_passages_have_every_word_once_and_no_more_than_asked(parts, words):
+  text = ''.join(parts)
+  passages = list(reading.cut(text, words))
+  assert ' '.join(sentence for passage in passages for _, sentence in passage).split() == text.split()
+  for passage in passages:
+    assert len(passage) == 1 or sum(len(sentence.split()) for _, sentence in passage) <= words
+    for begin, sentence in passage:
+      assert text[begin:].lstrip().startswith(sentence)
+
+
+def test_the_step_is_the_sentence_that_has_the_answer(tmp_path):
+  asked = ('Whom did Ann Lee meet?', 'Dr. Moe'), ('For how much was the house sold?', '$2.5 million')
+  documents, found = reading.read(squad(tmp_path, article(asked=asked)), 12, 0)
+  met, sold = sorted(found, key=lambda one: one.question.id)
+  assert {document.title for document in documents} == {'Ann Lee'} and len(documents) == 3
+  texts = {document.id: document.text for document in documents}
+  for one, sentence, answer in ((met, 'She met Dr. Moe in St. Olav.', 'Dr. Moe'),
+                                (sold, 'The house was sold for $2.5 million in 1931', '$2.5 million')):
+    (step,) = one.steps
+    assert step.finding == sentence and sentence in texts[step.passage] and step.query == 'Ann Lee'
+    assert one.question.golden_answers == (answer,) and one.question.metadata == {'source': 'free text'}
+
+
+def test_questions_that_are_left_out(tmp_path):
+  text = 'one two three four five six seven. Eight nine'
+  asked = [('Too long?', 'one two three four five six seven'), ('Over an end?', 'seven. Eight'), ('Asked?', 'two'),
+           ('Asked?', 'three')]
+  odd = article(text, asked)
+  odd['paragraphs'][0]['qas'].append({'id': '9', 'question': 'Nothing?', 'answers': []})
+  _, found = reading.read(squad(tmp_path, odd), 64, 0)
+  assert [(one.question.question, one.question.golden_answers) for one in found] == [('Asked?', ('two',))]
+
+
+def test_articles_are_held_out_whole(tmp_path):
+  asked = ('Whom did Ann Lee meet?', 'Dr. Moe'), ('When?', '1931')
+  articles = [article(asked=[(f'{number} {question}', answer) for question, answer in asked], title=f'Lee {number}')
+              for number in range(60)]
+  _, found = reading.read(squad(tmp_path, *articles), 64, 0)
+  assert len(found) == 120 and {one.held_out for one in found} == {False, True}
+  assert all(len({one.held_out for one in found if one.steps[0].query == f'Lee {number}'}) == 1 for number in range(60))
+  assert len({one.question.id for one in found}) == 120
+
+
+@pytest.mark.parametrize('broken, said', [
+  ({'paragraphs': []}, "record 1: .*'title'"), ({'title': 'a', 'paragraphs': [{'context': 'b'}]}, "record 1: .*'qas'")])
+def test_faults_of_a_file_are_named(tmp_path, broken, said):
+  with pytest.raises(DataError, match=said):
+    reading.read(squad(tmp_path, broken), 64, 0)
