@@ -27,6 +27,7 @@ except ImportError as error:
 
 TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
 START = 60.0  # seconds
+HUNG = 3  # calls without a reply in time, one after the other: then the server is started again
 TAGS = grammar.Tags(others=families.FAMILIES['hermes'].tags)
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for the one server with an address
 
@@ -52,6 +53,7 @@ class McpServer:
     self._is_url = is_address(server)
     self.name = parse_url(server).host if self._is_url else shlex.split(server)[0]
     self._loop, self._lock, self._session = event_loop(), asyncio.Lock(), None
+    self._unanswered = 0
 
   def tools(self) -> list[Tool]:
     """Returns the tools that the server offers, harmless in prompts. Raises McpError, ValueError."""
@@ -120,8 +122,13 @@ class McpServer:
       return await asyncio.wait_for(request(client), self._timeout)
 
     try:
-      return asyncio.run_coroutine_threadsafe(reply(), self._loop).result()
+      result = asyncio.run_coroutine_threadsafe(reply(), self._loop).result()
+      self._unanswered = 0
+      return result
     except TimeoutError as error:
+      self._unanswered += 1
+      if self._unanswered % HUNG == 0:
+        self._drop(used)
       raise McpError(self.name, f'no reply in time ({self._timeout:g} s)', 'timeout') from error
     except mcp.MCPError as error:
       lost = error.code == CONNECTION_CLOSED or 'session' in error.message.casefold()  # a restart forgets it

@@ -22,7 +22,7 @@ from tests.methods.driving import Letters
 from tests.tools.running import serve
 
 SERVER = '''
-import os, time
+import os, signal, time
 from mcp.server import MCPServer
 
 server = MCPServer('test')
@@ -37,6 +37,8 @@ def misbehave(how: str) -> str:
   """Does what it likes."""
   if how == 'sleep':
     time.sleep(30)
+  if how == 'hang':
+    os.kill(os.getpid(), signal.SIGSTOP)
   if how == 'die':
     os._exit(1)
   if how == 'raise':
@@ -101,6 +103,15 @@ def test_a_call_has_a_time_out_and_a_server_that_died_is_started_again(command):
   with pytest.raises(McpError) as error:
     server.call('misbehave', {'how': 'die'})
   assert error.value.fault == 'connection'
+  assert server.call('add', {'a': 1}) == '2'
+  server.close()
+
+
+def test_a_server_that_hangs_is_started_again(command):
+  server = McpServer(command, 2.0)
+  for _ in range(mcp_client.HUNG):
+    with pytest.raises(McpError, match='no reply in time'):
+      server.call('misbehave', {'how': 'hang'})
   assert server.call('add', {'a': 1}) == '2'
   server.close()
 
