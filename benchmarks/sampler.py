@@ -45,6 +45,8 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_corpus, load_questions
 from jaxsearch.models.architecture import DecoderConfig, initial_params, preset
+from jaxsearch.models.decoder import logits, product
+from jaxsearch.models.sampling_weights import Transposed
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine
@@ -159,13 +161,16 @@ def products_seconds(params, chunks, length, context, projected, repeats=3):
 
   @jax.jit
   def run(params, cache, x):
+    on_cpu = isinstance(params['layers'][0]['down'], Transposed)
+    table = Transposed(params['embedding']) if on_cpu else params['embedding']
+
     def step(_, x):
       for w, (keys, values) in zip(params['layers'], cache):
-        q = (x @ w['qkv'].reshape(D, -1))[:, :width].reshape(chunks, K, -1, h)
+        q = product(x, w['qkv'])[:, :width].reshape(chunks, K, -1, h)
         scores = jnp.einsum('ckqh,ckht->ckqt', q, keys)
-        x = jnp.einsum('ckqt,ckth->ckqh', scores, values).reshape(rows, width) @ w['o'].reshape(width, D)
-        x = (x @ w['gate_up'])[:, :CONFIG.intermediate_size] @ w['down']
-      return jnp.einsum('rd,vd->rv', x, params['embedding'])[:, :D] if projected else x
+        x = product(jnp.einsum('ckqt,ckth->ckqh', scores, values).reshape(rows, width), w['o'])
+        x = product(product(x, w['gate_up'])[:, :CONFIG.intermediate_size], w['down'])
+      return logits({'embedding': table}, x)[:, :D] if projected else x
 
     return jax.lax.fori_loop(0, steps, step, x)
 

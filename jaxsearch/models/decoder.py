@@ -35,7 +35,7 @@ class Adapted:
   b: jax.Array       # [rank, other axes], times the scale of the adapter
 
 
-def _product(x, w):
+def product(x, w):
   """Multiplies as `matmul`, with a matrix of another kind too."""
   if isinstance(w, Quantised | Transposed):
     return w.multiply(x)
@@ -153,10 +153,10 @@ def _block(config, weights, x, angles, attend):
 
   y = rms_norm(x, weights['attn_norm'], config.norm_eps)
   if 'qkv' in w:
-    together = _product(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
+    together = product(y, w['qkv']).reshape(B, T, config.num_kv_heads, -1, h) + w.get('qkv_bias', 0)
     q, k, v = together[..., :-2, :].reshape(B, T, -1, h), together[..., -2, :], together[..., -1, :]
   else:
-    q, k, v = (_product(y, w[name]).reshape(B, T, -1, h) for name in 'qkv')
+    q, k, v = (product(y, w[name]).reshape(B, T, -1, h) for name in 'qkv')
     if config.qkv_bias:
       q, k, v = q + w['q_bias'], k + w['k_bias'], v + w['v_bias']
   if config.qk_norm:
@@ -164,14 +164,14 @@ def _block(config, weights, x, angles, attend):
     k = rms_norm(k, weights['k_norm'], config.norm_eps)
   q, k = rotate(q, angles), rotate(k, angles)
   attended, cache = attend(q, k, v)
-  x = x + _product(attended.reshape(B, T, -1), w['o'])
+  x = x + product(attended.reshape(B, T, -1), w['o'])
 
   y = rms_norm(x, weights['mlp_norm'], config.norm_eps)
   if 'gate_up' in w:
-    gate, up = jnp.split(_product(y, w['gate_up']), 2, axis=-1)
+    gate, up = jnp.split(product(y, w['gate_up']), 2, axis=-1)
   else:
-    gate, up = _product(y, w['gate']), _product(y, w['up'])
-  return x + _product(jax.nn.silu(gate) * up, w['down']), cache
+    gate, up = product(y, w['gate']), product(y, w['up'])
+  return x + product(jax.nn.silu(gate) * up, w['down']), cache
 
 
 def row_attention(config: DecoderConfig, visible_until):
