@@ -21,10 +21,9 @@ SENTENCES = re.compile(r'(?:(?<=[a-z0-9)][.!?])|(?<=[.!?]["”]))(?<!\b(?:St|Mr|
 
 
 def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document], list[lookups.Lookup]]:
-  """Returns the passages of a file and the questions about them, none with the text of another,
-  in an order that only `seed` decides.
+  """Returns the passages of a file and the questions about them.
 
-  One article in ten is held out.
+  One article in ten is held out. No question has the text of another; only `seed` decides on their order.
 
   Args:
     words: of a passage at most, unless a sentence alone has more.
@@ -45,7 +44,7 @@ def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document]
         if not golds or len(golds[0].split()) > LONGEST:
           continue
         begin = field(answers[0], 'answer_start', int, place)
-        _, sentence, id = max(one for one in sentences if one[0] <= begin)
+        _, sentence, id = max((one for one in sentences if one[0] <= begin), default=sentences[0])
         if golds[0] in sentence:  # else the answer goes over its end
           question = Question(f'reading_{len(found)}', text, golds, {'source': 'free text'})
           step = lookups.Step(id, title, sentence)

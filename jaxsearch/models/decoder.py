@@ -36,7 +36,7 @@ class Adapted:
 
 
 def product(x, w):
-  """Multiplies as `matmul`, with a matrix of another kind too."""
+  """Multiplies as `matmul`, with an adapted, quantised or transposed matrix too."""
   if isinstance(w, Quantised | Transposed):
     return w.multiply(x)
   return adapted_matmul(x, w.merged, w.a, w.b) if isinstance(w, Adapted) else matmul(x, w)

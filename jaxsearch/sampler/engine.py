@@ -62,7 +62,8 @@ class Engine(Device):
       divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
       feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
       `slots` and `pages` are rounded up to a multiple of the lanes.
-    weights: 'same', or what the matrices of layers are for sampling: 'int8', 'fp8'; see models/sampling_weights.py.
+    weights: 'same', or what the matrices of layers are for sampling, 'int8' or 'fp8': see
+      models/sampling_weights.py.
   """
 
   @memory.named('opening the sampler', memory.SAMPLER)
