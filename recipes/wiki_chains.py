@@ -38,9 +38,9 @@ from recipes import wiki_reading as reading
 
 Search = Callable[[str], list[Document]]
 TIMES = {'bridge': 2, 'one passage': 3}  # chains of these kinds for one of a kind that is not here
-# Proportions of the kinds of questions to reinforce, beside those about free text. Without comparisons: a
-# model this small does not learn to compare two years, and of yes and no it learns one.
-HARD = TIMES | {'described': 1}
+# Proportions of the kinds of questions to reinforce; those about free text where there are any. Without
+# comparisons: a model this small does not learn to compare two years, and of yes and no it learns one.
+HARD = TIMES | {'described': 1, 'free text': 6}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -128,8 +128,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names, then those of `config.squad`
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
   hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, in the proportions
-                    of HARD and `config.free_text` of free text, for reinforcement learning. Of a kind with
-                    more than chains.jsonl has, others come first
+                    of HARD, for reinforcement learning. Of a kind with more than chains.jsonl has, others come
+                    first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
   chains.jsonl      the chains, each kind in its turn with one, with as many as TIMES says, or (free text)
@@ -150,7 +150,6 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   tokenizer = setup.load_tokenizer(config)
   speech = setup.open_grammar(config, tokenizer)
   exchanged = lookups.exchange(documents, config.seed, settings.words)
-  free_text = {'free text': config.free_text} if config.squad else {}
   texts, read = reading.read(config.squad, settings.words, config.seed) if config.squad else ([], [])
   passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in [*exchanged, *texts]]
   lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
@@ -190,7 +189,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
       if lookup.held_out == held:
         about = lookup.question.metadata
         kinds[about['source']][about.get('attribute')].append(lookup)
-    times = TIMES | free_text
+    times = TIMES | {'free text': config.free_text}
     return [turn for kind, by_attribute in kinds.items()
             for chains in [chains_of(kind, in_turn(map(iter, by_attribute.values())), search_exchanged)]
             for turn in [chains] * times.get(kind, 1)]
@@ -207,9 +206,10 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     name = kind.replace(' ', '_')
     result |= {f'tried_{name}': tried[kind], f'chains_{name}': found[kind]}
   others = itertools.islice(stream, number)
+  shares = {kind: share for kind, share in HARD.items() if read or kind != 'free text'}
   hard_ones = {'hard_questions': [*others, *chains], 'hard_held_out': in_turn(sources(held=True))}
   for name, answerable in hard_ones.items():
-    hard = lookups.mixed([chain.question for chain in answerable], HARD | free_text)
+    hard = lookups.mixed([chain.question for chain in answerable], shares)
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
   return result

@@ -101,10 +101,9 @@ def test_the_files_fit_each_other_and_the_policy(written):
   assert [figures[name] for name in names[:3]] == [len(questions), len(held_out), len(hard)]
   assert len(trees) == figures['chains'] == 60 and figures['hard_held_out'] > 0
   kinds = [question.metadata['source'] for question in hard]
-  shares = chains.HARD | {'free text': config.free_text}
-  assert set(kinds) == set(shares)
-  for kind, share in shares.items():
-    assert kinds.count(kind) == pytest.approx(share * len(hard) / sum(shares.values()), abs=4)
+  assert set(kinds) == set(chains.HARD)
+  for kind, share in chains.HARD.items():
+    assert kinds.count(kind) == pytest.approx(share * len(hard) / sum(chains.HARD.values()), abs=4)
   assert not {one.question for one in held_out} & {one.question for one in questions}
   kinds = set()
   for record, tree in zip(records, trees):
