@@ -24,13 +24,14 @@ def last_boxed(text: str) -> str | None:
 
   `\{` and `\}` are text.
   """
-  for opening in reversed(list(re.finditer(r'\\boxed\s*\{', text))):
-    depth, rest = 1, text[opening.end():]
-    for brace in re.finditer(r'\\.|[{}]', rest, re.DOTALL):
-      depth += {'{': 1, '}': -1}.get(brace[0], 0)
-      if not depth:
-        return unwrapped(rest[:brace.start()]) or None
-  return None
+  opened, last, content = [], -1, ''
+  for mark in re.finditer(r'(\\boxed\s*)?\{|\}|\\(?!\\boxed\s*\{).', text, re.DOTALL):
+    if mark[0] == '}' and opened:
+      if (opening := opened.pop())[1] and opening.end() > last:
+        last, content = opening.end(), text[opening.end():mark.start()]
+    elif mark[0] == '{' or mark[1]:
+      opened.append(mark)
+  return unwrapped(content) or None
 
 
 def unwrapped(text: str) -> str:

@@ -218,7 +218,7 @@ class RemoteEngine:
     model, new = Decoder(self.config, params=params), self.folder / label
     if self.temporary:
       hub.save_gguf(model, new / 'model.gguf', self.tokenizer)
-    elif self.kind != 'llama_cpp' and jax.process_index() == 0:
+    elif jax.process_index() == 0:
       hub.save(model, new, self.tokenizer, dtype=self.config.dtype)
     transfer.broadcast(None)  # it is written: before, a late request might have a server read half of it
     self.version, self.label = version, label
@@ -337,7 +337,7 @@ class RemoteEngine:
 
     Raises ServerError for a request that is refused, or once all have failed and `timeout` seconds passed.
     """
-    give_up, failed = time.monotonic() + self.timeout, set()
+    give_up, failed, reloads = time.monotonic() + self.timeout, set(), 0
     for server in itertools.cycle(servers):
       try:
         rests = server.rests_until > time.monotonic()
@@ -356,6 +356,10 @@ class RemoteEngine:
       if None in (self.label, reply.label) or reply.label == self.label:
         return reply
       self.servers_reloaded, server.label = self.servers_reloaded + 1, None  # it was started anew
+      reloads += 1
+      if reloads > 3 * len(servers) and time.monotonic() > give_up:
+        raise ServerError(server.url, f'has the weights {reply.label!r} again and again, not {self.label!r}: '
+                          'does another run use it, or are there several behind it?', 'malformed')
 
 
 def _remove(folder: pathlib.Path, run: str) -> None:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import sqlite3
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -64,7 +65,10 @@ class Cache:
         if not row:
           raise
         return json.loads(row[0])
-      self._run('INSERT OR REPLACE INTO answers VALUES (?, ?)', key, json.dumps(response))
+      try:
+        self._run('INSERT OR REPLACE INTO answers VALUES (?, ?)', key, json.dumps(response))
+      except sqlite3.OperationalError as error:  # a full disk is no reason to lose what was paid for
+        warnings.warn(f'{self._path} does not keep responses: {error}', stacklevel=2)
       return response
 
   def _run(self, statement: str, *values: Any) -> tuple | None:

@@ -23,7 +23,8 @@ class Chat(JsonClient):
   """Prompts one model with one set of sampling parameters; may be called from several threads.
 
   Args:
-    url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1'.
+    url: the address that '/chat/completions' is appended to, such as 'http://127.0.0.1:8000/v1', or several,
+      divided by commas.
     concurrency: prompts of one `replies` in flight.
     cache: file that keeps replies by url, prompt, model and sampling parameters, above temperature 0 too.
     options: of `JsonClient`; the timeout is that of one `reply`.
@@ -35,9 +36,9 @@ class Chat(JsonClient):
                concurrency: int = 8, cache: str | os.PathLike | None = None, **options):
     if not model:
       raise ValueError('a chat needs the name of a model')
-    key, address = secret_from_env(KEY), parse_url(url)
-    super().__init__([address.copy_with(path=address.path.rstrip('/') + '/chat/completions')], token=key,
-                     **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
+    key, servers = secret_from_env(KEY), map(parse_url, url.split(','))
+    super().__init__([server.copy_with(path=server.path.rstrip('/') + '/chat/completions') for server in servers],
+                     token=key, **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._concurrency, self._cache = concurrency, Cache(cache)
     self._hint = '' if key else f' ({KEY} holds no key)'

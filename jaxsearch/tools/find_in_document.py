@@ -29,7 +29,7 @@ def find(tools: Tools, node: Node, name: str, words: str) -> str:
   starts = list(itertools.accumulate((len(''.join(line.split())) for line in lines), initial=0))
   pattern = re.compile(r'\s+'.join(map(re.escape, words.split())), re.IGNORECASE)
   places = (bisect.bisect_right(starts, solid[match.start()]) for match in pattern.finditer(text))
-  firsts = [max(place - AROUND, 1) for place in itertools.islice(dict.fromkeys(places), MOST)]
+  firsts = itertools.islice(dict.fromkeys(max(place - AROUND, 1) for place in places), MOST)
   shown = ['\n'.join([f'Line {first}:', *lines[first - 1:first + 2 * AROUND]]) for first in firsts]
   return '\n\n'.join([title, *shown] if shown or not lines else [title, NOTHING])
 

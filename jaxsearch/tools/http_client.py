@@ -62,9 +62,7 @@ class JsonClient:
     addresses = map(parse_url, urls)
     self._addresses = [address if address.path.strip('/') else address.copy_with(path=self.default_path)
                        for address in addresses]
-    # Errors end up in logs and observations: no password, no query string in them.
-    shown = (f'{address.scheme}://{address.netloc.decode()}{address.path}' for address in self._addresses)
-    self.url = ','.join(shown)
+    self.url = ','.join(map(_shown, self._addresses))
     whole = ','.join(map(str, self._addresses))  # what is kept of replies goes by it
     self.identity = self.url if whole == self.url else hashlib.sha256(whole.encode()).hexdigest()
     self._timeout, self._attempts, self._backoff = timeout, attempts, backoff
@@ -86,7 +84,7 @@ class JsonClient:
     """
     content, deadline, turn = json.dumps(body).encode(), time.monotonic() + self._timeout, next(self._turn)
     for attempt in itertools.count(1):
-      others = max(len(self._addresses) - attempt, 0)  # they want time, too
+      others = max(min(len(self._addresses), self._attempts) - attempt, 0)  # they want time, too
       address = self._addresses[(turn + attempt - 1) % len(self._addresses)]
       try:
         received = self._request('POST', address, (deadline - time.monotonic()) / (1 + others), content)
@@ -97,7 +95,7 @@ class JsonClient:
         wait = min(self._backoff * 2 ** (attempt - 1), 5.0) + random.uniform(0, self._backoff) + failure.delay
         if attempt >= self._attempts or time.monotonic() + wait > deadline:
           reason = f'{failure.reason} (attempts: {attempt})'
-          raise self._failed(reason, failure.fault, failure.status) from failure
+          raise self._failed(address, reason, failure.fault, failure.status) from failure
       time.sleep(wait)
     try:
       return parse(parse_json(received))
@@ -106,12 +104,13 @@ class JsonClient:
       reason = f'{".".join(map(str, first["loc"])) or "all of it"}: {first["msg"]}'
     except (ValueError, RecursionError, OverflowError) as error:
       reason = str(error)
-    raise self._failed(f'not a valid response: {reason}', 'malformed')
+    raise self._failed(address, f'not a valid response: {reason}', 'malformed')
 
-  def _failed(self, reason: str, fault: str, status: int | None = None, delay: float = 0.0) -> RequestError:
+  def _failed(self, address: httpx.URL, reason: str, fault: str, status: int | None = None,
+              delay: float = 0.0) -> RequestError:
     """Returns the error with this reason, on one line and without the key: servers quote what they refuse."""
     reason = reason.replace(self._token, '[key]') if self._token else reason
-    return self.error(self.url, one_line(reason, MAX_REASON), fault, status, delay)
+    return self.error(_shown(address), one_line(reason, MAX_REASON), fault, status, delay)
 
   def _request(self, method: str, address: httpx.URL, seconds: float, content: bytes = b'') -> bytes:
     """Returns the body of a successful response, as it was sent."""
@@ -123,23 +122,23 @@ class JsonClient:
         async for chunk in response.aiter_raw():
           body.extend(chunk)
           if len(body) > self.most_bytes:
-            raise self._failed(f'the response is longer than {self.most_bytes} bytes', 'too_long')
+            raise self._failed(address, f'the response is longer than {self.most_bytes} bytes', 'too_long')
       return response
 
     try:
       response = asyncio.run_coroutine_threadsafe(receive(), self._loop).result()
     except TimeoutError as error:
-      raise self._failed(f'no complete response within {self._timeout:g} s', 'timeout') from error
+      raise self._failed(address, f'no complete response within {seconds:.2g} s', 'timeout') from error
     except httpx.TransportError as error:
-      raise self._failed(f'{type(error).__name__}: {error}', 'connection') from error
+      raise self._failed(address, f'{type(error).__name__}: {error}', 'connection') from error
     if response.is_success:
       return bytes(body)
     status, text = response.status_code, body.decode(errors='replace')
     reason = f'status {status}: {text}' + (self._hint if status == 401 else '')
     if response.is_server_error or status in (408, 425, 429):
       after = response.headers.get('retry-after', '').strip()
-      raise self._failed(reason, 'server', status, float(after) if after.isdecimal() else 0.0)
-    raise self._failed(reason, 'refused', status)
+      raise self._failed(address, reason, 'server', status, float(after) if after.isdecimal() else 0.0)
+    raise self._failed(address, reason, 'refused', status)
 
 
 @functools.cache
@@ -150,13 +149,18 @@ def event_loop() -> asyncio.AbstractEventLoop:
   return loop
 
 
+def _shown(address: httpx.URL) -> str:
+  """Returns an address without password and query string: errors end up in logs and observations."""
+  return f'{address.scheme}://{address.netloc.decode()}{address.path}'
+
+
 def parse_url(url: str | httpx.URL) -> httpx.URL:
   """Returns the address. Raises ValueError if it is none of HTTP's."""
   try:
     address = httpx.URL(url)
   except httpx.InvalidURL:
     address = httpx.URL()
-  if address.scheme not in ('http', 'https') or not address.host:
+  if address.scheme not in ('http', 'https') or not address.host or (address.port or 0) > 65535:
     raise ValueError(f'not an http address: {str(url)!r}')
   return address
 

@@ -168,7 +168,8 @@ def make_app(path: str, model: type[BaseModel], handle: Callable[[Any], object],
       status = error.status_code
       raise
     except ValidationError as error:
-      first = error.errors(include_url=False, include_input=False)[0]
+      errors = error.errors(include_url=False, include_input=False)
+      first = next((one for one in errors if one['type'] != 'string_type'), errors[0])  # of a text or a list
       status = 413 if 'too_long' in first['type'] else 400
       place = '.'.join(map(str, first['loc'])) or 'the body'
       raise HTTPException(status, f'{place}: {first["msg"]}') from error

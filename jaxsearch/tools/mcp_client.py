@@ -75,7 +75,10 @@ class McpServer:
     if len(written) > SCHEMA:
       raise ValueError(f'{self.name}: the schema of {name!r:.100} has more than {SCHEMA} characters')
     kind = jsonschema.validators.validator_for(parameters, default=jsonschema.Draft202012Validator)
-    kind.check_schema(parameters)
+    try:
+      kind.check_schema(parameters)
+    except jsonschema.SchemaError as error:  # or a pattern that is none of Python's
+      raise ValueError(f'{self.name}: the schema of {name!r:.100} is not valid: {error.message:.200}') from error
     fitting = kind(parameters, registry=referencing.Registry())  # which fetches nothing
 
     def check(arguments: Any) -> Mapping[str, Any]:

@@ -101,15 +101,16 @@ class HttpSearch(JsonClient):
 
   def _tell_corpus(self) -> str:
     """Returns the corpus and index that a server says it serves; the url if none, as Search-R1's own."""
-    health = self._addresses[0].copy_with(path='/health', query=None)
-    try:
-      said = parse_json(self._request('GET', health, min(self._timeout, 5.0)))
-      return f'{said["corpus"]} {said.get("index", "")}'.strip()
-    except SearchError as error:
-      if error.fault != 'refused':
-        raise
-    except (ValueError, LookupError, TypeError):
-      pass
+    for turn, address in enumerate(self._addresses, 1):
+      health = address.copy_with(path='/health', query=None)
+      try:
+        said = parse_json(self._request('GET', health, min(self._timeout, 5.0)))
+        return f'{said["corpus"]} {said.get("index", "")}'.strip()
+      except SearchError as error:
+        if error.fault != 'refused' and turn == len(self._addresses):
+          raise
+      except (ValueError, LookupError, TypeError):
+        pass
     return self.identity
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:

@@ -12,7 +12,7 @@ CHAIN = ['<think>look</think>\n<search> who </search>', '<think>found</think><an
     (r'\boxed{1} then \boxed{2', '1'), (r'\boxed{{a}{b{c}}}', '{a}{b{c}}'), (r'\boxed{a \} b}', r'a \} b'),
     (r'\boxed{\{1, 2\}}', r'\{1, 2\}'), (r'\boxed{}', None), ('no box', None), (r'\boxed 5', None),
     (r'\boxed{a}}', 'a'), (r'\boxed {x}', 'x'), ('\\boxed{two\nlines}', 'two\nlines'),
-    (r'\boxed{\boxed{7}}', '7'), (r'\boxed{a\\}', 'a\\\\')])
+    (r'\boxed{\boxed{7}}', '7'), (r'\boxed{a\\}', 'a\\\\'), (r'\\boxed{a}', 'a')])
 def test_last_boxed(text, expected):
   assert formats.last_boxed(text) == expected
 

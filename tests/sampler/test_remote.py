@@ -193,6 +193,13 @@ def test_a_fault_costs_no_tree(fault, kind, policy, tmp_path):
     assert [tree.answer for tree in trees] == ['Ada Moor'] * 6 and faulty.label == sound.label == engine.label
 
 
+def test_a_server_that_never_has_the_weights_ends_the_run(policy, tmp_path, monkeypatch):
+  with opened('sglang', policy, tmp_path, timeout=1.0) as (engine, (server,)):
+    monkeypatch.setattr(rollout_servers.Sglang, 'label', property(lambda _: 'default', lambda *_: None), raising=False)
+    with pytest.raises(remote.ServerError, match="has the weights 'default' again and again, not '"):
+      grown(engine)
+
+
 def test_requests_that_fail_together_are_one_failure():
   server, before = remote.Server('http://127.0.0.1:9', protocols.PROTOCOLS['vllm'], 1.0), time.monotonic()
   for _ in range(6):

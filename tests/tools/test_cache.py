@@ -1,3 +1,4 @@
+import sqlite3
 import threading
 import time
 
@@ -45,6 +46,16 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path):
   assert path.read_text() == 'my notes\n' * 100
   with pytest.raises(ValueError, match='is no file of cached responses'):
     Cache(tmp_path)
+
+
+def test_a_response_is_not_lost_where_the_file_takes_none(tmp_path):
+  cache = Cache(tmp_path / 'answers')
+  (other := sqlite3.connect(tmp_path / 'answers')).execute('BEGIN IMMEDIATE')
+  cache._db.execute('PRAGMA busy_timeout = 10')
+  with pytest.warns(UserWarning, match='answers does not keep responses: database is locked'):
+    assert cache.get('x', lambda: 7) == 7
+  other.rollback()
+  assert cache.get('x', lambda: 8) == cache.get('x', never) == 8
 
 
 def test_failures_are_not_kept_nor_anything_without_a_file(tmp_path):

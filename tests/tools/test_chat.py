@@ -63,6 +63,7 @@ def test_replies_come_in_order_and_failures_stand_in_their_place():
     first, bad, slow, last = Chat(url, 'm', timeout=2.0, attempts=1).replies(['a', 'bad', 'slow', 'c'])
     released.set()
     assert Chat(url, 'm').replies([]) == []
+    assert [Chat(f'{url},{url}/', 'm').reply(text) for text in 'ab'] == ['A', 'B']
   assert (first, last) == ('A', 'C') and isinstance(bad, ChatError) and bad.status == 400
   assert isinstance(slow, ChatError) and 'no complete response within 2 s' in slow.reason
 

@@ -65,8 +65,22 @@ def test_requests_go_round_and_a_retry_goes_to_the_next_server():
     assert asking.url == f'{one}/,{two}/' and len(seen) == 2
 
 
+def test_time_is_left_for_the_servers_that_are_tried_and_errors_name_the_last_of_them(monkeypatch):
+  with server((200, {})) as (url, _):
+    given, asking = [], client(*(f'{url}/{number}' for number in range(8)), timeout=8.0, attempts=2)
+
+    def request(method, address, seconds, content):
+      given.append(seconds)
+      raise asking._failed(address, 'full', 'server')
+
+    monkeypatch.setattr(asking, '_request', request)
+    with pytest.raises(Failure, match=r'^errand at http://[^,]*/1 failed: full'):
+      asking.post({}, dict)
+  assert given == pytest.approx([4, 8], abs=0.5)
+
+
 @pytest.mark.parametrize('settings', [
-  dict(url='ftp://host'), dict(url='host:80'), dict(url='http://'), dict(token='sesame\n')])
+  dict(url='ftp://host'), dict(url='host:80'), dict(url='http://'), dict(url='http://a:70000'), dict(token='sesame\n')])
 def test_impossible_settings(settings):
   with pytest.raises(ValueError, match='not an http address|printable') as error:
     client(settings.pop('url', 'http://a'), **settings)

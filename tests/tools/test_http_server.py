@@ -204,6 +204,7 @@ def strict():
   (b'["who"]', 400, 'the body: '), (b'{"question": " "}', 400, 'question'),
   (b'{"question": []}', 400, 'question'), (b'{"question": ["who", null]}', 400, 'question'),
   (b'{"question": "' + b'x' * 51 + b'"}', 413, 'at most 50 characters'),
+  (b'{"question": ["a", "b", "c", "d"]}', 413, 'at most 3 items'),
   (b'{"question": ["who", "very long"]}', 413, "'very long' leaves no room")])
 def test_bad_questions_are_named(strict, body, status, reason):
   response = post(strict + '/evidence', body)

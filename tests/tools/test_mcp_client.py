@@ -137,6 +137,12 @@ def test_a_schema_that_leads_nowhere_is_said(schema):
     tool.check({'a': 1})
 
 
+@pytest.mark.parametrize('schema', [{'type': 'objekt'}, {'properties': {'a': {'pattern': r'^\p{L}+$'}}}])
+def test_a_schema_that_is_none_is_said(schema):
+  with pytest.raises(ValueError, match="^no-such-command: the schema of 'look' is not valid: "):
+    McpServer('no-such-command', 1.0)._tool('look', '', schema)
+
+
 @pytest.mark.parametrize('server, fault', [
   ('no-such-command', 'connection'), ('http://127.0.0.1:9/mcp', 'connection'), ('sleep 60', 'timeout')])
 def test_no_server(server, fault, monkeypatch):

@@ -95,6 +95,12 @@ def test_results_are_kept_by_corpus_and_replayed_without_a_server(tmp_path):
     replay.search(['c'], 2)
 
 
+def test_a_server_that_is_down_costs_no_search_that_is_kept(tmp_path):
+  with serve(search_app(Corpus())) as url:
+    client = HttpSearch(f'http://127.0.0.1:9,{url}', cache=tmp_path / 'searches', **FAST)
+    assert ids(client.search(['a'], 1)) == [['a0']]
+
+
 @pytest.mark.parametrize('page', [(404, b'no'), (200, b'[1]'), (200, b'<html>')])
 def test_results_of_a_server_that_tells_no_corpus_are_kept_by_its_address(page, tmp_path):
   with server(page, (200, GOOD)) as (url, seen):

@@ -119,6 +119,7 @@ def test_a_window_has_the_lines_that_fit_and_says_which(node):
 def test_words_are_found_with_their_lines(node):
   assert said('find', node, {'document': '9', 'words': 'sank  IN 1778'}) == (
     'Ships\n\nLine 1:\nThe Endeavour sank in\n1778 off Newport.')
+  assert said('find', node, {'document': '9', 'words': 'n'}).count('Line 1:') == 1  # on lines 1 and 2
   shown = said('find', node, {'document': '7', 'words': 'verse 2'})
   assert shown.startswith('The Song\n\nLine 1:\nVerse 1 of') and shown.count('Line ') == 10
   assert said('find', node, {'document': '7', 'words': 'a.b'}) == 'The Song\n\nNothing was found.'
