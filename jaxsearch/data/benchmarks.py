@@ -63,7 +63,7 @@ def _csv(path: Path, delimiter: str = ',') -> Iterator[tuple[str, dict]]:
     try:
       for row in rows:
         yield f'{path}:{rows.line_num}', row
-    except csv.Error as error:
+    except (csv.Error, UnicodeError) as error:
       raise DataError(f'{path}:{rows.line_num}: {error}') from error
 
 

@@ -41,12 +41,21 @@ def read_records(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
 
 
 def read_array(path: str | os.PathLike, key: str = '') -> Iterator[tuple[str, dict]]:
-  """Yields ('file: record 3', record) of a JSON array of objects, or of the array under `key`."""
-  most = LINE + RATIO * os.path.getsize(path)
+  """Yields ('file: record 3', record) of a JSON array of objects, or of the array under `key`.
+
+  A file whose name ends in '.jsonl' is read as JSON lines, as Hugging Face's exports of arrays are.
+  """
+  if str(path).removesuffix('.gz').endswith('.jsonl'):
+    yield from read_records(path)
+    return
+  packed, data = os.path.getsize(path), bytearray()
   with opened(path) as file:
-    data = file.read(most + 1).removeprefix(b'\xef\xbb\xbf')
-  check_unpacked(path, os.path.getsize(path), len(data))
-  records, escaped = _parsed(data.strip() or b'[]', str(path)), _ESCAPE.search(data)
+    while len(data) <= LINE + RATIO * packed and (part := file.read(LINE)):  # room is taken for all that is asked
+      data += part
+  check_unpacked(path, packed, len(data))
+  if data.startswith(b'\xef\xbb\xbf'):
+    del data[:3]
+  records, escaped = _parsed(b'[]' if not data or data.isspace() else data, str(path)), _ESCAPE.search(data)
   if key and isinstance(records, dict):
     records = field(records, key, list, str(path))
   if not isinstance(records, list):

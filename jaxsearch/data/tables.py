@@ -77,6 +77,7 @@ def rows(path: pathlib.Path) -> Iterator[dict]:
 
 def question_of_row(row: dict, place: str, name: str) -> Question:
   """Returns the question of a row; `name` is its id if it has none. Raises DataError, naming `place`."""
+  row = {name[:1].lower() + name[1:]: value for name, value in row.items()}  # Bamboogle's begin with capitals
   extra = row['extra_info'] if isinstance(row.get('extra_info'), dict) else {}
   split_and_index = f'{extra["split"]}_{extra["index"]}' if {'split', 'index'} <= extra.keys() else None
   ids = [str(each) for each in (row.get('id'), split_and_index, name) if each is not None]
@@ -85,7 +86,8 @@ def question_of_row(row: dict, place: str, name: str) -> Question:
   solved = any('####' in gold for gold in golds)
   metadata = {'source': source} if source else {}
   metadata |= {'match': 'numeric'} if source == 'gsm8k' or solved else {}
-  metadata |= row['metadata'] if isinstance(row.get('metadata'), dict) else {}
+  if isinstance(row.get('metadata'), dict):  # a table has the keys of every row in each, null where there is none
+    metadata |= {key: value for key, value in row['metadata'].items() if value is not None}
   if solved:
     golds = [gold.rpartition('####')[2].strip().replace(',', '') for gold in golds]
     if None in map(read_number, golds):

@@ -30,12 +30,16 @@ from jaxsearch.tools.calls import paid as paid_since
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import row_files
 from jaxsearch.training.rollout_file import note_call
-from jaxsearch.training.run_folder import failures_of_all
+from jaxsearch.training.run_folder import FREE_FIELDS, failures_of_all
 from jaxsearch.trees.tree import Tree
 
 CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin
 SAMPLES = 24  # records kept of an evaluation during training
 PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
+
+
+# What may differ where an evaluation is resumed: of `eval` the questions and the prompt must not.
+FREE = tuple(f'config.{name}.' for name in FREE_FIELDS if name != 'eval')
 
 
 class Watch:
@@ -132,7 +136,7 @@ def _differing(then: Mapping[str, Any], now: Mapping[str, Any]) -> str:
   then, now = (dict(fields(identity)) for identity in (then, json.loads(json.dumps(now))))
   names = [name for name in sorted(then.keys() | now.keys())
            if then.get(name) != now.get(name) and not isinstance(now.get(name, then.get(name)), dict)
-           and not name.endswith('.slots')]  # with fewer it resumes in less memory
+           and not f'{name}.'.startswith(FREE)]
   return ', '.join(f'{name} was {shortened(then.get(name))}, now {shortened(now.get(name))}'
                    for name in names[:5])
 

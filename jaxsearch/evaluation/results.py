@@ -40,7 +40,7 @@ class _Result(pydantic.BaseModel):
     method=str, questions=dict[str, _object(ids=str, golds=str, n=int, split=str | None)],
     corpus=_object(name=str | None, sha256=str | None), searched=bool, index=_object(backend=str), k=int,
     turns=int | None, metric=str, decoding=dict)
-  predictions: list[_object(benchmark=str, id=str, em=float)]
+  predictions: list[_object(benchmark=str, id=str, question=str, em=float)]
 
   @pydantic.model_validator(mode='after')
   def _agree(self):

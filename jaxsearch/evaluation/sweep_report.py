@@ -131,8 +131,9 @@ def decide(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict[
   decided = {}
   for temperature in dict.fromkeys(row['temperature'] for run in runs for row in evaluations(run)):
     each = {run: [row for row in evaluations(run) if row['temperature'] == temperature] for run in runs}
-    asked = {len(row.get('em_each', ())) for rows in each.values() for row in rows}
-    if 0 in asked or len(asked) > 1:  # written by an older version, or not of the same questions
+    asked = {(len(row.get('em_each', ())), *(sample['id'] for sample in row.get('samples', ())))
+             for rows in each.values() for row in rows}
+    if any(not number for number, *_ in asked) or len(asked) > 1:  # an older version's, or other questions
       continue
     spent = {run: tokens_spent(run, rows) for run, rows in each.items()}
     budget = min(of[-1] for of in spent.values())

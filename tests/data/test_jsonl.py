@@ -36,13 +36,24 @@ def test_gzip_cut_short_or_not_gzip_at_all(tmp_path):
       list(read_records(path))
 
 
+def test_an_array_takes_no_more_memory_than_it_needs_and_may_come_as_lines(tmp_path):
+  array, lines = tmp_path / 'a.json', tmp_path / 'a.jsonl'
+  array.write_bytes(b'\xef\xbb\xbf [{"a": 1}]' + b' ' * LINE)
+  lines.write_bytes(b'{"a": 1}\n')
+  tracemalloc.start()
+  assert [record for path in (array, lines) for _, record in read_array(path)] == [{'a': 1}] * 2
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 5 * LINE  # BufferedReader takes what `read` is asked for, here 200 times the file
+
+
 def test_a_small_file_cannot_fill_the_memory(tmp_path):
-  bomb, long = tmp_path / 'bomb.jsonl.gz', tmp_path / 'long.jsonl'
+  bomb, long = tmp_path / 'bomb.json.gz', tmp_path / 'long.jsonl'
   bomb.write_bytes(gzip.compress(b'[{"a": "' + b'x' * 10 * LINE + b'"}]'))
   long.write_bytes(b'{}\n' + b'x' * (LINE + 1))
   tracemalloc.start()
-  for path, read, reason in ((bomb, read_records, r'bomb\.jsonl\.gz:1: a line of more than 16 MiB'),
-                             (bomb, read_array, r'bomb\.jsonl\.gz: unpacks to more than 200 times its size'),
+  for path, read, reason in ((bomb, read_records, r'bomb\.json\.gz:1: a line of more than 16 MiB'),
+                             (bomb, read_array, r'bomb\.json\.gz: unpacks to more than 200 times its size'),
                              (long, read_records, r'long\.jsonl:2: a line of more than 16 MiB')):
     with pytest.raises(DataError, match=reason):
       list(read(path))

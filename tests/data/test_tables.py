@@ -43,6 +43,17 @@ def test_search_r1(tmp_path):
   assert (second.id, second.metadata) == ('triviaqa:test_0', {'source': 'triviaqa'})
 
 
+def test_nulls_of_metadata_replace_nothing(tmp_path):
+  rows = [{'question': 'who?', 'answer': 'A', 'data_source': 'nq', 'metadata': {'match': None, 'source': None, 'hops': 2}}]
+  question, = tables.read_questions(parquet(tmp_path / 'a.parquet', rows))
+  assert question.metadata == {'source': 'nq', 'hops': 2} and question.score('a') == 1.0
+
+
+def test_bamboogle(tmp_path):
+  question, = tables.read_questions(parquet(tmp_path / 'a.parquet', [{'Question': 'who?', 'Answer': 'A'}]))
+  assert (question.question, question.golden_answers) == ('who?', ('A',))
+
+
 def test_verl(tmp_path):
   row = search_r1('searchR1_hotpotqa', 3, 'in the prompt', ['A'])
   question, = tables.read_questions(parquet(tmp_path / 'a.parquet', [row]))

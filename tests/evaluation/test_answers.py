@@ -27,6 +27,16 @@ SETTINGS = ['--config=quickstart', '--config.sampler.slots=8']
 MEASURED = figures.FIGURES.keys() - set(figures.FOLDS)  # of trees that nothing was folded in
 
 
+def test_what_changes_no_answer_is_no_other_evaluation():
+  config = lambda **changes: {'config': {'seed': 0, 'progress': True, 'judge': {'url': 'http://a', 'model': 'm'},
+                                         'eval': {'questions': 'q'}} | changes}
+  same = config(progress=False, judge={'url': 'http://b', 'model': 'm'})
+  assert answers._differing(config(), same) == ''
+  for other, name in ((config(judge={'url': 'http://a', 'model': 'n'}), 'judge.model'),
+                      (config(eval={'questions': 'r'}), 'eval.questions'), (config(seed=1), 'seed')):
+    assert answers._differing(config(), other).startswith(f'config.{name} was ')
+
+
 @pytest.fixture(scope='module')
 def config():
   config = quickstart.get_config()

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -59,6 +60,15 @@ def test_paired_is_the_sign_test_for_right_and_wrong():
   assert found['difference'] == pytest.approx(7 / 31)
   assert found['p'] == pytest.approx(scipy.stats.binomtest(9, 11).pvalue, abs=1e-3)  # McNemar's exact test
   assert found['low'] < found['difference'] < found['high']
+
+
+def test_many_questions_take_little_memory():
+  a, b = (np.random.default_rng(seed).random(2000) for seed in (0, 1))
+  tracemalloc.start()
+  metrics.paired(a, b)
+  peak = tracemalloc.get_traced_memory()[1]
+  tracemalloc.stop()
+  assert peak < 3e8  # of all signs at once 1.5e9
 
 
 def test_without_differences_nothing_is_significant():

@@ -226,6 +226,9 @@ def test_verdicts_compare_areas_at_equal_tokens(config, runs):
   page = sweep_report.table(sweep_report.summary(config, runs))
   assert 'up to 34 k tokens' in page and '| undecided |' in page
   assert page.index('Nothing here is corrected') < page.index('corrected over the variants')
+  rewrite(runs[:1], lambda run, row: row | {'samples': [{'id': 'of another set'}]}, 'evaluations')
+  assert sweep_report.summary(config, runs)['verdicts'].keys() == set()
+  rewrite(runs, lambda run, row: row | {'samples': []}, 'evaluations')
   rewrite(runs[:1], lambda run, row: {name: row[name] for name in row if name != 'em_each'}, 'evaluations')
   assert sweep_report.summary(config, runs)['verdicts'].keys() == set()
 

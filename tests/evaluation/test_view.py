@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 from jaxsearch import cli
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question
-from jaxsearch.evaluation import view
+from jaxsearch.evaluation import answers, view
 from jaxsearch.evaluation.figures import record_of
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.training import rollout_file
+from jaxsearch.training import rollout_file, row_files
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.evaluation.browser import CHROMIUM, run_in
@@ -151,6 +151,16 @@ def test_a_source_follows_a_run(tmp_path):
   fill(tmp_path, 5)
   source.refresh()
   assert source.generation == 3 and steps() == [1, 1, 5, 5]
+
+
+def test_a_source_outlives_the_file_of_a_bench_that_ends(tmp_path):
+  part = tmp_path / f'r.json{answers.PART}'
+  record = {'id': '1', 'question': 'Who?', 'golden_answers': ['A'], 'spans': []}
+  row_files.write(part, [{'identity': {}}, {'number': 0, 'record': record}])
+  source = view.Source(str(part))
+  part.unlink()
+  source.refresh()
+  assert [entry['id'] for entry in source.entries] == ['1'] and source.generation == 1
 
 
 def test_the_server_gives_what_is_new_and_only_to_this_machine(tmp_path):

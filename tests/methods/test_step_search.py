@@ -95,7 +95,10 @@ def test_golden_documents_of_other_data():
   assert step_search.golden_documents(Question('1', 'q', ('a',), facts)) == ('title', ['A', 'B'])
   facts = {'supporting_facts': [['A', 0], ['B', 1]]}
   assert step_search.golden_documents(Question('1', 'q', ('a',), facts)) == ('title', ['A', 'B'])
-  assert step_search.golden_documents(Question('1', 'q', ('a',))) == ('title', [])
+  for facts in ({'gold_titles': ['A', 'B']}, {'gold_titles': ['A', 'B'], 'supporting_facts': [['B', 0]]}):
+    assert step_search.golden_documents(Question('1', 'q', ('a',), facts)) == ('title', ['A', 'B'])
+  for facts in ({}, {'supporting_facts': None}):
+    assert step_search.golden_documents(Question('1', 'q', ('a',), facts)) == ('title', [])
   found = [[Document('7', 'B', 'text'), Document('8', 'C', 'text')], [Document('7', 'B', 'text')]]
   assert step_search.step_rewards(found, 'title', ['A', 'B']) == ([0.5, 0.0], [0.0, 1.0])
   # the answer alone is rewarded
