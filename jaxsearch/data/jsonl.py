@@ -50,7 +50,8 @@ def read_array(path: str | os.PathLike, key: str = '') -> Iterator[tuple[str, di
     return
   packed, data = os.path.getsize(path), bytearray()
   with opened(path) as file:
-    while len(data) <= LINE + RATIO * packed and (part := file.read(LINE)):  # room is taken for all that is asked
+    # By parts: `read` takes the room of all it is asked for, here many times the file.
+    while len(data) <= LINE + RATIO * packed and (part := file.read(LINE)):
       data += part
   check_unpacked(path, packed, len(data))
   if data.startswith(b'\xef\xbb\xbf'):

@@ -86,7 +86,7 @@ def question_of_row(row: dict, place: str, name: str) -> Question:
   solved = any('####' in gold for gold in golds)
   metadata = {'source': source} if source else {}
   metadata |= {'match': 'numeric'} if source == 'gsm8k' or solved else {}
-  if isinstance(row.get('metadata'), dict):  # a table has the keys of every row in each, null where there is none
+  if isinstance(row.get('metadata'), dict):  # in a table each row has the keys of all, some null
     metadata |= {key: value for key, value in row['metadata'].items() if value is not None}
   if solved:
     golds = [gold.rpartition('####')[2].strip().replace(',', '') for gold in golds]

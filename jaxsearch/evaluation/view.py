@@ -49,7 +49,7 @@ class Source:
     names = ('evaluations.jsonl', rollout_file.FILE) if self.path.is_dir() else ('',)
     seen = [(file.stat().st_mtime_ns, file.stat().st_size) if file.exists() else None
             for file in map(self.path.joinpath, names)]
-    if self._seen and (seen == self._seen or not any(seen)):  # a bench removes the file of a part when it ends
+    if self._seen and (seen == self._seen or not any(seen)):  # a bench that ends removes its part
       return
     self._seen, self.entries, self.blocks = seen, [], []
     self.generation += 1

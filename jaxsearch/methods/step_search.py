@@ -69,7 +69,7 @@ def golden_documents(question: Question) -> tuple[str, list[str]]:
   """Returns (field of a document, its values in the golden ones); no values if the question names none."""
   if 'gold_passages' in question.metadata:
     return 'id', list(dict.fromkeys(question.metadata['gold_passages']))
-  if not (titles := question.metadata.get('gold_titles')):  # as benchmarks.py reads the sets; else FlashRAG's rows
+  if not (titles := question.metadata.get('gold_titles')):  # of benchmarks.py; FlashRAG's have the facts
     facts = question.metadata.get('supporting_facts') or ()
     titles = facts['title'] if isinstance(facts, dict) else [title for title, *_ in facts]
   return 'title', list(dict.fromkeys(titles))

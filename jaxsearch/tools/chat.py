@@ -37,8 +37,8 @@ class Chat(JsonClient):
     if not model:
       raise ValueError('a chat needs the name of a model')
     key, servers = secret_from_env(KEY), map(parse_url, url.split(','))
-    super().__init__([server.copy_with(path=server.path.rstrip('/') + '/chat/completions') for server in servers],
-                     token=key, **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
+    addresses = [server.copy_with(path=server.path.rstrip('/') + '/chat/completions') for server in servers]
+    super().__init__(addresses, token=key, **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._concurrency, self._cache = concurrency, Cache(cache)
     self._hint = '' if key else f' ({KEY} holds no key)'

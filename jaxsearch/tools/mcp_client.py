@@ -78,7 +78,8 @@ class McpServer:
     try:
       kind.check_schema(parameters)
     except jsonschema.SchemaError as error:  # or a pattern that is none of Python's
-      raise ValueError(f'{self.name}: the schema of {name!r:.100} is not valid: {error.message:.200}') from error
+      reason = f'{self.name}: the schema of {name!r:.100} is not valid: {error.message:.200}'
+      raise ValueError(reason) from error
     fitting = kind(parameters, registry=referencing.Registry())  # which fetches nothing
 
     def check(arguments: Any) -> Mapping[str, Any]:
