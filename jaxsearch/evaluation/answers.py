@@ -36,9 +36,7 @@ from jaxsearch.trees.tree import Tree
 CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin
 SAMPLES = 24  # records kept of an evaluation during training
 PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
-
-
-# What may differ where an evaluation is resumed: of `eval` the questions and the prompt must not.
+# What may differ where an evaluation is resumed; of `eval` the questions and the prompt must not.
 FREE = tuple(f'config.{name}.' for name in FREE_FIELDS if name != 'eval')
 
 

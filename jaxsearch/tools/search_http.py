@@ -101,16 +101,18 @@ class HttpSearch(JsonClient):
 
   def _tell_corpus(self) -> str:
     """Returns the corpus and index that a server says it serves; the url if none, as Search-R1's own."""
-    for turn, address in enumerate(self._addresses, 1):
+    for address in self._addresses:
       health = address.copy_with(path='/health', query=None)
       try:
         said = parse_json(self._request('GET', health, min(self._timeout, 5.0)))
         return f'{said["corpus"]} {said.get("index", "")}'.strip()
       except SearchError as error:
-        if error.fault != 'refused' and turn == len(self._addresses):
+        if error.fault == 'refused':
+          break
+        if address is self._addresses[-1]:
           raise
       except (ValueError, LookupError, TypeError):
-        pass
+        break
     return self.identity
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
