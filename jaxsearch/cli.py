@@ -6,6 +6,7 @@ servers do not answer in one and 3; Ctrl-C in one and 130. Any other error ends 
 `--traceback` shows where an error arose. The commands import JAX, `--help` does not.
 """
 
+import errno
 import os
 import pathlib
 import sys
@@ -25,6 +26,9 @@ Trains language models that learn when and how to search.
 configs/base.py for the fields.
 """
 
+# Of a network or its disks: what failed so may work when it is started again.
+PASSING = {getattr(errno, name, None) for name in (
+  'EIO', 'ESTALE', 'EAGAIN', 'EREMOTEIO', 'ETIMEDOUT', 'ECONNRESET', 'ENETUNREACH', 'EHOSTUNREACH')} - {None}
 ACCELERATORS = ('nvidia*', 'nvhost*', 'dxg', 'kfd', 'accel*', 'vfio/[0-9]*')  # of GPUs and TPUs in /dev
 
 
@@ -101,6 +105,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     text = f'{error.filename}: {error.strerror}'
   printable = ''.join(letter if letter.isprintable() else ' ' for letter in text)  # nothing steers a terminal
   status = error.status if isinstance(error, RunStopped) else 1 if isinstance(error, MemoryError) else 2
+  if type(error) is ConnectionError or (isinstance(error, OSError) and error.errno in PASSING):
+    status = 75
   return 3 if servers else status, ' '.join(printable.split())
 
 

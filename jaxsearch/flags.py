@@ -179,10 +179,15 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
                 own: Sequence[str]) -> list[str]:
   """Sets what each '--config.FIELD=VALUE' says and returns the other words; UsageError lists all mistakes."""
   known, words, unknown, wrong = [name for name, _ in fields(config)], [], [], []
+  optional = [name for name, value in fields(load_file(SHIPPED / 'base.py').get_config()) if value is None]
   for text in arguments:  # one by one, to name every mistake
     name = _field(text)
     if name is not None and name not in known:
       unknown.append(f'the config has no field {name!r}{suggestion(name, known)}')
+      continue
+    if name in optional and text.endswith('=None'):
+      group, leaf = _place_of(config, name)
+      group[leaf] = None
       continue
     values, part = flags.FlagValues(), _part_of(config, name)
     config_flags.DEFINE_config_dict('config', part, flag_values=values, sys_argv=[text])

@@ -3,8 +3,9 @@
 
 PYTHON=${PYTHON:-python3}
 # Without an accelerator JAX is told so: it would look for one, and wait. JAX_PLATFORMS, where set, is left as it is.
-if [ -z "${JAX_PLATFORMS:-}" ] && ! compgen -G '/dev/nvidia[0-9]*' > /dev/null && ! compgen -G '/dev/accel[0-9]*' > /dev/null \
-    && ! compgen -G '/dev/vfio/[0-9]*' > /dev/null; then
+devices=$(compgen -G '/dev/nvidia[0-9]*'; compgen -G '/dev/accel[0-9]*'; compgen -G '/dev/vfio/[0-9]*'; compgen -G '/dev/dxg'
+  compgen -G '/dev/kfd'; compgen -G '/dev/nvhost*') || true
+if [ -z "${JAX_PLATFORMS:-}$devices" ]; then
   export JAX_PLATFORMS=cpu
 fi
 if [ -d /usr/local/nvidia/lib64 ]; then  # where GKE puts the driver; a slim image does not look there

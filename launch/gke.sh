@@ -11,6 +11,10 @@ source launch/environment.sh
 source launch/job.env
 
 [ -n "$DRY_RUN" ] || [ -n "$IMAGE" ] || { echo 'gke.sh: set IMAGE in launch/job.env' >&2; exit 2; }
+case $OUT in
+  /data/* | *://*) ;;
+  *) echo "gke.sh: OUT=$OUT would be lost with its pod: name a path below /data, or a bucket" >&2; [ -n "$DRY_RUN" ] || exit 2 ;;
+esac
 COORDINATOR=$NAME-hosts-0-0.$NAME:8476
 ARGUMENTS=$("$PYTHON" -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@")
 export NAME IMAGE HOSTS RESOURCE DEVICES NODES CLAIM COMMAND CONFIG MODEL QUESTIONS SEARCH_URL RETRIEVER RETRIEVER_GPUS TRAIN_GPUS PORT OUT

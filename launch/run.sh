@@ -45,7 +45,7 @@ case $HOSTS:$PROCESSES in
              --config.distributed.num_processes=$((HOSTS * PROCESSES))) ;;
 esac
 if [ "$PROCESSES" != 1 ]; then  # each is told which GPUs are its own; it sees all, as NCCL likes
-  gpus=${TRAIN_GPUS:-${JAX_LOCAL_DEVICE_IDS:-$(compgen -G '/dev/nvidia[0-9]*' | awk '{print NR - 1}' | paste -sd,)}}
+  gpus=${TRAIN_GPUS:-${JAX_LOCAL_DEVICE_IDS:-$({ compgen -G '/dev/nvidia[0-9]*' || true; } | awk '{print NR - 1}' | paste -sd,)}}
   IFS=, read -ra gpus <<< "$gpus"
   share=$((${#gpus[@]} / PROCESSES))
   if [ "$share" = 0 ] || [ $((share * PROCESSES)) != ${#gpus[@]} ]; then
@@ -161,6 +161,7 @@ for attempt in $(seq 0 "$RESTARTS"); do
     "${process[@]}" &
     running+=($!)
   done
+  [ -z "$stopped" ] || stop  # it came before they ran
   for one in "${running[@]}"; do
     finish "$one" || { own=$?; [ "$own" -le "$status" ] || status=$own; }
   done
@@ -174,5 +175,6 @@ for attempt in $(seq 0 "$RESTARTS"); do
   if [ -n "$stopped" ]; then exit "$status"; fi
   echo "run.sh: training ended with status $status, $((RESTARTS - attempt)) restarts left" >&2
   sleep 5
+  if [ -n "$stopped" ]; then exit "$status"; fi  # a signal that came meanwhile
 done
 exit "$status"

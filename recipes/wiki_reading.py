@@ -8,6 +8,8 @@ that has the answer.
 import os
 import random
 import re
+import urllib.parse
+from collections import Counter
 from collections.abc import Iterator
 
 from jaxsearch.data.corpus import Document
@@ -31,7 +33,7 @@ def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document]
   """
   documents, found = [], {}
   for place, article in read_array(path, 'data'):
-    title = text_field(article, 'title', place).replace('_', ' ')
+    title = urllib.parse.unquote(text_field(article, 'title', place)).replace('_', ' ')
     for paragraph in field(article, 'paragraphs', list, place):
       sentences = []  # where each begins, its text, the id of its passage
       for passage in cut(text_field(paragraph, 'context', place), words):
@@ -40,10 +42,14 @@ def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document]
         sentences += [(begin, sentence, id) for begin, sentence in passage]
       for asked in field(paragraph, 'qas', list, place):
         text, answers = text_field(asked, 'question', place).strip(), field(asked, 'answers', list, place)
-        golds = tuple(dict.fromkeys(text_field(answer, 'text', place) for answer in answers))
-        if not golds or len(golds[0].split()) > LONGEST:
+        begins = {text_field(answer, 'text', place): field(answer, 'answer_start', int, place)
+                  for answer in reversed(answers)}
+        given = Counter(answer['text'] for answer in answers)  # by several people, in development sets
+        golds = tuple(sorted((gold for gold in given if len(gold.split()) <= LONGEST),
+                             key=lambda gold: (-given[gold], len(gold))))
+        if not golds:
           continue
-        begin = field(answers[0], 'answer_start', int, place)
+        begin = begins[golds[0]]
         _, sentence, id = max((one for one in sentences if one[0] <= begin), default=sentences[0])
         if golds[0] in sentence:  # else the answer goes over its end
           question = Question(f'reading_{len(found)}', text, golds, {'source': 'free text'})

@@ -1,3 +1,4 @@
+import errno
 import os
 import pathlib
 import re
@@ -104,6 +105,15 @@ def test_traceback_shows_where_a_mistake_arose(monkeypatch, capsys):
   monkeypatch.setattr(cli.flags, 'parse', lambda *_, **__: 1 / 0)
   assert cli.main(['train']) == 70
   assert re.search('Traceback .*ZeroDivisionError', capsys.readouterr().err, re.DOTALL)
+
+
+@pytest.mark.parametrize(('error', 'status'), [
+  (OSError(errno.EIO, 'Input/output error', 'a.safetensors'), 75), (OSError(errno.ESTALE, 'Stale', 'a'), 75),
+  (ConnectionError('multi-host start-up'), 75), (TimeoutError(errno.ETIMEDOUT, 'Timed out'), 75),
+  (FileNotFoundError(errno.ENOENT, 'No such file', 'a'), 2), (PermissionError(errno.EACCES, 'Denied', 'a'), 2),
+  (ConnectionRefusedError(errno.ECONNREFUSED, 'Refused'), 2), (OSError('odd'), 2)])
+def test_faults_of_networks_and_their_disks_are_tried_again_and_mistakes_are_not(error, status):
+  assert cli.explain(error)[0] == status
 
 
 def test_every_help_shows_two_examples_that_can_be_parsed(capsys):

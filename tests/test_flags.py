@@ -17,6 +17,14 @@ def test_overrides_and_words():
   assert config.data.hops == (1, 2) and words == ['a', 'b'] and config.is_locked
 
 
+def test_what_is_off_by_none_may_be_set_to_it():
+  off = ('sampler.episode_deadline', 'monitor.entropy_low', 'critic.backbone_rate')
+  config, *_ = parse('eval', ['--config.sampler.episode_deadline=5', *(f'--config.{name}=None' for name in off)], 'carl')
+  assert (config.sampler.episode_deadline, config.monitor.entropy_low, config.critic.backbone_rate) == (None,) * 3
+  with pytest.raises(ValueError, match='steps=None: a whole number is needed'):
+    parse('eval', ['--config.steps=None'], 'carl')
+
+
 def test_a_field_may_be_that_of_the_second_search_of_a_warm_up_alone():
   config, *_ = parse('critic-warmup', ['--config.search.url=http://a'], 'carl')
   assert (config.search.backend, config.critic_warmup.second_search.backend) == ('bm25', 'simulated')

@@ -1,6 +1,7 @@
 """Every script of launch/ is sound and says what it would do; what `srun`, `scontrol` and the cloud do is
 played by stand-ins."""
 
+import glob
 import json
 import os
 import pathlib
@@ -102,6 +103,18 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(script, tmp_path):
   assert '--config.steps=7' in found.stdout and '--dry-run' not in found.stdout
   assert re.search(r'questions=a(\\+ b\.jsonl| b\.jsonl")', found.stdout)  # one word, of a shell or of JSON
   assert sorted(ROOT.iterdir()) == before and not (tmp_path / 'run').exists()
+
+
+def test_a_pod_does_not_start_where_it_would_lose_its_run(programs, tmp_path):
+  stand_in(programs, 'kubectl', f'cat > {tmp_path / "applied"}')
+  stand_in(programs, 'envsubst', 'cat')
+  job = dict(PATH=f'{programs}:{os.environ["PATH"]}')
+  found = run('gke.sh', **job, OUT='runs/first')
+  assert found.returncode == 2 and found.stderr.startswith('gke.sh: OUT=runs/first would be lost with its pod')
+  for place in ('/data/runs/first', 'gs://bucket/first'):
+    assert not (tmp_path / 'applied').exists()
+    assert run('gke.sh', **job, OUT=place).returncode == 0
+    (tmp_path / 'applied').unlink()
 
 
 def test_the_job_becomes_one_command(tmp_path):
@@ -281,6 +294,23 @@ exit ${{FINAL:-0}}''')
   assert '2 restarts left' in found.stderr
   found = run('run.sh', launch=launch, PATH=path, FINAL='2')
   assert found.returncode == 2 and len((tmp_path / 'runs').read_text().splitlines()) == 4
+
+
+def test_a_signal_between_two_attempts_ends_the_job(programs, launch, tmp_path):
+  stand_in(programs, 'jaxsearch', f'echo run >> {tmp_path / "runs"}; kill -KILL $$')
+  path = f'{programs}:{os.environ["PATH"]}'
+  with subprocess.Popen(['bash', str(launch / 'run.sh')], env=os.environ | JOB | {'PATH': path}, text=True,
+                        stderr=subprocess.PIPE) as job:
+    while 'restarts left' not in job.stderr.readline():
+      assert job.poll() is None
+    job.terminate()
+  assert job.returncode == 137 and (tmp_path / 'runs').read_text() == 'run\n'
+
+
+@pytest.mark.skipif(bool(glob.glob('/dev/nvidia[0-9]*')), reason='there are GPUs')
+def test_processes_without_gpus_are_refused_in_a_line(launch, programs):
+  found = run('run.sh', '--dry-run', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', PROCESSES='8')
+  assert found.returncode == 2 and found.stderr == 'run.sh: PROCESSES=8 do not divide 0 GPUs (TRAIN_GPUS names them)\n'
 
 
 @pytest.mark.parametrize(('status', 'taken'), [(3, 3), (1, 75)])

@@ -80,7 +80,8 @@ def replaced_fields(flags) -> list[str]:
 def sampling_of(flags, temperature: float = 0.0):
   """Returns how answers are sampled: at --temperature, or at this one."""
   from jaxsearch.sampler.requests import Sampling
-  return Sampling(temperature if flags.temperature is None else flags.temperature)
+  given = getattr(flags, 'temperature', None)
+  return Sampling(temperature if given is None else given)
 
 
 def check_out(config) -> None:

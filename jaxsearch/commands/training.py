@@ -1,11 +1,13 @@
 """Policies: training, what prepares it, export."""
 
 import contextlib
+import functools
 import json
 import pathlib
 import shlex
 import sys
 import time
+from collections.abc import Callable, Sequence
 
 from jaxsearch.commands.command import (
   CHECKPOINT,
@@ -98,19 +100,48 @@ def sft(config, _) -> None:
          examples=('--checkpoint runs/quickstart --out demonstrations.jsonl',
                    '--config search_r1_grpo --n 10 --keep 2 --limit 500 --out demonstrations.jsonl'))
 def sample(config, flags) -> None:
-  """Sample rollouts and keep the right ones as demonstrations for sft."""
+  """Sample rollouts and keep the right ones as demonstrations for sft.
+
+  They are saved on the way; rerun the same command to resume.
+  """
   if flags.keep is not None and flags.keep > flags.n:
     raise UsageError(f'--keep={flags.keep} means nothing with --n={flags.n}: a question has no more chains')
   check_inputs(config, flags)
-  from jaxsearch.training import rejection
-  questions = load_questions(config, flags.questions or config.data.questions, flags.limit)
-  agent, key = open_agent(config, flags, questions)
+  from jaxsearch.training import rejection, row_files
+  source = flags.questions or config.data.questions
+  records = _sample(config, flags, source, load_questions(config, source, flags.limit), flags.n,
+                    functools.partial(rejection.record, most=flags.keep))
+  row_files.write(flags.out, (line for record in records for line in record['demonstrations']))
+  _part(flags.out).unlink()
+  print_figures(rejection.figures(records, flags.n) | {'out': flags.out})
+
+
+def _part(out: str) -> pathlib.Path:
+  from jaxsearch.evaluation.answers import PART
+  return pathlib.Path(out + PART)
+
+
+def _sample(config, flags, source: str, questions: Sequence, number: int, record: Callable,
+            **changes) -> list[dict]:
+  """Returns a `record` of each question's `number` rollouts; what --out has kept is not sampled again.
+
+  `changes` are arguments of `grow`.
+  """
+  from jaxsearch.evaluation import answers
+  from jaxsearch.evaluation.manifest import made_with, weights
+  agent, key = open_agent(config, flags, questions, **changes)
   sampling = sampling_of(flags, config.sampler.temperature)
-  with progress_of(len(questions) * flags.n, 'chains') as report:
-    groups = rejection.sample(agent, questions, flags.n, key, sampling, report)
-  selected = rejection.select(groups, flags.keep)
-  rejection.write(flags.out, selected)
-  print_figures(rejection.figures(groups, selected) | {'out': flags.out})
+  about = made_with(config, questions=source, corpus=getattr(flags, 'corpus', '')) | {
+    'weights': weights(flags.checkpoint or config.model), 'temperature': sampling.temperature, 'n': number,
+    'keep': getattr(flags, 'keep', None), 'source': source, 'questions': len(questions)}
+  kept = answers.Kept(flags.out, without_secrets(about), len(questions))
+  try:
+    with progress_of(len(questions) * number, 'chains') as report:
+      answers.sample(agent, questions, number, key, kept, record, sampling=sampling, on_progress=report)
+  except BaseException:
+    say(f'{len(kept.records)} of {len(questions)} questions are saved; rerun the same command to resume')
+    raise
+  return kept.all()
 
 
 @command('carl', examples=(
@@ -152,12 +183,16 @@ def tiers(config, flags) -> None:
   from jaxsearch.data.questions import write_questions
   from jaxsearch.evaluation.question_sets import first_of_each
   from jaxsearch.training import curation, row_files
-  questions = load_questions(config, flags.questions or config.eval.questions, flags.limit)
+  source = flags.questions or config.eval.questions
+  questions = load_questions(config, source, flags.limit)
   if not flags.limit:
     questions = first_of_each(questions, config.eval.number)
-  agent, key = open_agent(config, flags, questions, **config.critic_warmup.closed_book)
-  tiers = curation.tiers_of(agent, questions, config.critic_warmup.tier_rollouts, key)
+  of_question = lambda trees: max(map(curation.outcome, trees), key=lambda row: row['right'])
+  records = _sample(config, flags, source, questions, config.critic_warmup.tier_rollouts, of_question,
+                    **config.critic_warmup.closed_book)
+  tiers = curation.tiers_by(records)
   row_files.write(flags.out, [{'id': name, 'tier': tier} for name, tier in tiers.items()])
+  _part(flags.out).unlink()
   if flags.mixed:
     write_questions(curation.mixed(questions, tiers), flags.mixed)
   sources = {question.metadata.get('source') for question in questions} - {None}

@@ -30,11 +30,12 @@ from jaxsearch.tools.calls import paid as paid_since
 from jaxsearch.tools.calls import texts_of
 from jaxsearch.training import row_files
 from jaxsearch.training.rollout_file import note_call
-from jaxsearch.training.run_folder import FREE_FIELDS, failures_of_all
+from jaxsearch.training.run_folder import FREE_FIELDS, check_searches, failures_of_all
 from jaxsearch.trees.tree import Tree
 
 CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how counts of calls begin
 SAMPLES = 24  # records kept of an evaluation during training
+CHUNK = 512  # rollouts that `sample` makes between two writes
 PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
 # What may differ where an evaluation is resumed; of `eval` the questions and the prompt must not.
 FREE = tuple(f'config.{name}.' for name in FREE_FIELDS if name != 'eval')
@@ -172,6 +173,25 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
 
   rollout(agent, list(asked.values()), key, sampling=sampling, numbers=list(asked), on_progress=save,
           observer=watch)
+
+
+def sample(agent: Agent, questions: Sequence[Question], number: int, key, kept: Kept,
+           record: Callable[[Sequence[Tree]], Record], *, sampling: Sampling,
+           on_progress: Callable[[int, int, dict], object]) -> None:
+  """Rolls out `number` trees of each question of which there is no record yet, and keeps `record(trees)`.
+
+  They are those of one rollout that was never stopped. Raises RunStopped if most searches of a chunk failed,
+  which is then not kept.
+  """
+  missing, size = kept.missing(), max(1, CHUNK // number)
+  for start in range(0, len(missing), size):
+    part, done = missing[start:start + size], number * len(kept.records)
+    trees, metrics = rollout(
+      agent, [questions[place] for place in part for _ in range(number)], key, sampling=sampling,
+      numbers=[number * place + copy for place in part for copy in range(number)],
+      on_progress=lambda ended, _, metrics, done=done: on_progress(done + ended, 0, metrics))
+    check_searches(metrics, 'stopped')
+    kept.add({place: record(trees[number * index:number * (index + 1)]) for index, place in enumerate(part)})
 
 
 def outcomes(records: Sequence[Record]) -> dict[str, Any]:

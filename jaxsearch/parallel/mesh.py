@@ -39,7 +39,8 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
       another place; '' lets JAX find it (TPU pods, SLURM, GKE, Open MPI).
     num_processes, process_id: -1 lets JAX find them.
   Raises:
-    ValueError: the processes did not find each other, with what was tried.
+    ConnectionError: the processes did not find each other, with what was tried.
+    ValueError: JAX does not know where to look.
   """
   if not enabled:
     return
@@ -50,8 +51,9 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
     jax.distributed.initialize(**given, heartbeat_timeout_seconds=HEARTBEAT, coordinator_bind_address=address)
   except (RuntimeError, ValueError) as error:
     tried = ', '.join(f'{name}={value!r}' for name, value in given.items()) or 'what the environment says'
-    raise ValueError(f'distributed.enabled=True: multi-host start-up with {tried} failed; process 0 listens '
-                     f'at the coordinator or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
+    kind = ValueError if isinstance(error, ValueError) else ConnectionError
+    raise kind(f'distributed.enabled=True: multi-host start-up with {tried} failed; process 0 listens '
+               f'at the coordinator or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
   compiler._compile_and_write_cache = functools.partial(_compile_and_write, compiler._compile_and_write_cache)
 
 

@@ -14,17 +14,10 @@ from ml_collections import ConfigDict
 
 from jaxsearch.data.questions import Question
 from jaxsearch.parallel import transfer
-from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.trees.tree import Role, Tree
 
 # Of rollouts; all but the first share a bucket.
 KINDS = ('closed-book', 'tool-required', 'multi-hop', 'tool-optional')
-
-
-def tiers_of(agent: Agent, questions: Sequence[Question], number: int, key) -> dict[str, int]:
-  """Returns the tiers of questions, from `number` rollouts of each by an agent that answers closed-book."""
-  trees, _ = rollout(agent, [question for question in questions for _ in range(number)], key)
-  return tiers_by([outcome(tree) for tree in trees])
 
 
 def outcome(tree: Tree) -> dict:

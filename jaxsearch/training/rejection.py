@@ -7,25 +7,13 @@ a chain goes into the file as text, and only if that text is tokenised back to t
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from jaxsearch.data.questions import Question
-from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.requests import Sampling
-from jaxsearch.training import row_files, run_folder
+from jaxsearch.training import row_files
 from jaxsearch.training.batch import Groups
 from jaxsearch.trees.tree import Role, Stop, Tree
-
-
-def sample(agent: Agent, questions: Sequence[Question], number: int, key, sampling: Sampling,
-           on_progress: Callable | None = None) -> Groups:
-  """Returns `number` chains for each question. Raises RunStopped if most of their searches failed."""
-  asked = [question for question in questions for _ in range(number)]
-  trees, metrics = rollout(agent, asked, key, sampling=sampling, on_progress=on_progress)
-  run_folder.check_searches(metrics, 'nothing was written')
-  return [trees[start:start + number] for start in range(0, len(trees), number)]
 
 
 def select(groups: Groups, most: int | None = None) -> Groups:
@@ -55,10 +43,22 @@ def is_demonstration(tree: Tree) -> bool:
     tree.tokenizer.encode(node.text) == node.tokens for node in tree.walk())
 
 
+def record(group: Sequence[Tree], most: int | None = None) -> dict:
+  """Returns what is kept of a question's chains: how many are right, and its demonstrations, see `select`."""
+  [chosen] = select([group], most)
+  return {'id': group[0].question.id, 'right': sum(tree.question.score(tree.answer) for tree in group),
+          'demonstrations': [demonstration(tree) for tree in chosen],
+          'searches': [tree.metrics['searches'] for tree in chosen]}
+
+
 def write(path: str | os.PathLike, groups: Groups) -> None:
   """Writes demonstrations, one a line, as `sft.read_demonstrations` wants them."""
-  trees = itertools.chain(*groups)
-  row_files.write(path, ({'id': tree.question.id, 'spans': _spans(tree)} for tree in trees))
+  row_files.write(path, map(demonstration, itertools.chain(*groups)))
+
+
+def demonstration(tree: Tree) -> dict:
+  """Returns the line of a demonstration."""
+  return {'id': tree.question.id, 'spans': _spans(tree)}
 
 
 def _spans(tree: Tree) -> list[dict]:
@@ -73,12 +73,13 @@ def _spans(tree: Tree) -> list[dict]:
   return spans
 
 
-def figures(groups: Groups, selected: Groups) -> dict[str, float]:
-  """Returns shares: of the sampled chains `right` and `kept`, of the questions `covered` by a kept one."""
-  trees, kept = (list(itertools.chain(*part)) for part in (groups, selected))
+def figures(records: Sequence[dict], number: int) -> dict[str, float]:
+  """Returns shares: of the `number` chains of each question `right` and `kept`, of the questions `covered` by a
+  kept one."""
+  sampled, searches = number * len(records), [count for record in records for count in record['searches']]
   return {
-    'questions': len(groups), 'sampled': len(trees), 'demonstrations': len(kept),
-    'right': float(np.mean([tree.question.score(tree.answer) for tree in trees])),
-    'kept': len(kept) / len(trees), 'covered': float(np.mean(list(map(bool, selected)))),
-    'searches': float(np.mean([tree.metrics['searches'] for tree in kept])) if kept else 0.0,
+    'questions': len(records), 'sampled': sampled, 'demonstrations': len(searches),
+    'right': sum(record['right'] for record in records) / sampled, 'kept': len(searches) / sampled,
+    'covered': float(np.mean([bool(record['demonstrations']) for record in records])),
+    'searches': float(np.mean(searches)) if searches else 0.0,
   }  # fmt: skip

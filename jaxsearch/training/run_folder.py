@@ -88,7 +88,7 @@ class RunFolder(contextlib.ExitStack):
     self.last_step, self._signal, self._seconds_save, self._started = 0, 0, 0.0, False
     self._show, self._log = (lambda row: None), (lambda name, rows: None)  # of the first process alone
     self.out.mkdir(parents=True, exist_ok=True)
-    self.enter_context(locked(self.out))
+    self.enter_context(locked(self.out, shared=not bucket.is_remote(config.out)))
     if jax.process_index() == 0:
       bucket.fetch(config.out)
     self.push(self._explain)
@@ -122,6 +122,7 @@ class RunFolder(contextlib.ExitStack):
       # Loading a checkpoint opens no path of its config.
       self._about['tokenizer'] = setup.load_tokenizer(self.config).to_json()
     if jax.process_index() == 0:
+      self._check_record()
       write_whole(self.out / 'config.json', json.dumps(self._about['config'], indent=2) + '\n')
       self._log = self.enter_context(metrics.open_log(self.out, last, self.config))
       if last:
@@ -138,6 +139,13 @@ class RunFolder(contextlib.ExitStack):
       multihost_utils.reached_preemption_sync_point(last)  # from here on it counts from the last step
     for number in signals if threading.current_thread() is threading.main_thread() else ():
       self.callback(signal.signal, number, signal.signal(number, self._stop_soon))
+
+  def _check_record(self) -> None:
+    """Raises ValueError where a new run would empty the record of one whose checkpoints are gone."""
+    steps = [row['step'] for row in row_files.read(self.out / 'metrics.jsonl')] if not self.last_step else []
+    if len(steps) > 2 * self.config.checkpoint_every:  # one that was killed during its first save goes on
+      raise ValueError(f'{self.out} has the record of {max(steps)} steps, but no checkpoint: use another out '
+                       'folder, or delete metrics.jsonl')
 
   def _stop_soon(self, number, _):
     if self._signal and number == signal.SIGINT:
@@ -260,11 +268,21 @@ def check_same_run(saved: Mapping[str, Any], config: ConfigDict) -> None:
       f'{config.out} holds a run with another config: {shown}. Use another out folder, or set it back.')
 
 
+def _processes_without(path: pathlib.Path, seconds: float = 90) -> list[int]:
+  """Returns the processes that do not find what process 0 has at a path; network disks show it late."""
+  text = transfer.broadcast(path.read_text(encoding='utf-8') if jax.process_index() == 0 else None)
+  end = time.monotonic() + seconds
+  while not (found := path.exists() and path.read_text(encoding='utf-8') == text) and time.monotonic() < end:
+    time.sleep(0.5)
+  return [index for index, found in enumerate(transfer.gather_objects(found)) if not found]
+
+
 @contextlib.contextmanager
-def locked(out: pathlib.Path) -> Iterator[None]:
+def locked(out: pathlib.Path, shared: bool = True) -> Iterator[None]:
   """Keeps a run folder for this run; ValueError if another process holds it, with its name.
 
-  The lock ends with its process, however that ends. The first process of a multi-host run holds it for all.
+  The lock ends with its process, however that ends. The first process of a multi-host run holds it for all;
+  the others must find it there, if the folder is `shared`.
   """
   lock, holder, refusal = filelock.FileLock(out / 'lock'), out / 'locked_by', ''
   if jax.process_index() == 0:
@@ -278,6 +296,10 @@ def locked(out: pathlib.Path) -> Iterator[None]:
   if refusal := transfer.broadcast(refusal):
     raise ValueError(refusal)
   try:
+    missing = _processes_without(holder) if shared else []
+    if missing:  # else the first save would wait for them, in vain
+      raise ValueError(f'{out} is not the same folder in process 0 and in {", ".join(map(str, missing))}: name one '
+                       'on a disk that all hosts share, or in a bucket')
     yield
   finally:
     lock.release()

@@ -122,8 +122,11 @@ def train(config: ConfigDict) -> dict[str, float]:
   """Imitates the demonstrations of `config.sft.demonstrations`; returns the last row of metrics.
 
   A step is one update on `config.sft.per_step` demonstrations; their order is a function of the seed and the
-  step alone.
+  step alone. Nothing is learned of values: a critic is off, so that no reader of the run asks for its head.
   """
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    config.critic.enabled = False
   meshes.start_distributed(**config.distributed)
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)

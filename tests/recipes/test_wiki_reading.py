@@ -67,6 +67,19 @@ def test_questions_that_are_left_out(tmp_path):
   assert [(one.question.question, one.question.golden_answers) for one in found] == [('Asked?', ('two',))]
 
 
+def test_the_answer_of_most_people_comes_first_then_the_shortest(tmp_path):
+  odd = article('The house was sold for about two million in 1931', [], 'Ann%20Lee')
+  text = odd['paragraphs'][0]['context']
+  for question, given in (('Most?', ('two million', 'in 1931', 'in 1931')), ('Shortest?', ('about two million', '1931')),
+                          ('Long?', ('was sold for about two million in', '1931'))):
+    answers = [{'text': answer, 'answer_start': text.index(answer)} for answer in given]
+    odd['paragraphs'][0]['qas'].append({'question': question, 'answers': answers})
+  _, found = reading.read(squad(tmp_path, odd), 64, 0)
+  assert {one.question.question: one.question.golden_answers for one in found} == {
+    'Most?': ('in 1931', 'two million'), 'Shortest?': ('1931', 'about two million'), 'Long?': ('1931',)}
+  assert {one.steps[0].query for one in found} == {'Ann Lee'}
+
+
 def test_articles_are_held_out_whole(tmp_path):
   asked = ('Whom did Ann Lee meet?', 'Dr. Moe'), ('When?', '1931')
   articles = [article(asked=[(f'{number} {question}', answer) for question, answer in asked], title=f'Lee {number}')

@@ -6,6 +6,7 @@ import pytest
 
 from jaxsearch import cli
 from jaxsearch.data.questions import write_questions
+from jaxsearch.evaluation import answers
 from jaxsearch.methods import carl
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import exact_match
@@ -64,11 +65,11 @@ def test_what_carl_sampled_is_learned_with_its_raw_output_beside_the_path(tmp_pa
 
 
 def test_shares_of_nothing_kept():
-  nothing = rejection.figures([[chain(ANSWER)]], [[]])
+  nothing = rejection.figures([rejection.record([chain(ANSWER)])], 1)
   assert nothing['kept'] == nothing['covered'] == nothing['searches'] == 0.0
 
 
-def test_what_the_command_sampled_is_what_sft_learns(tmp_path, capsys):
+def test_what_the_command_sampled_is_what_sft_learns(tmp_path, capsys, monkeypatch):
   """Through the real sampler with the shipped policy; where most searches fail nothing is written."""
   out, easy = tmp_path / 'deep' / 'd.jsonl', [q for q in world.questions('rl') if q.metadata['hops'] == 1][:6]
   write_questions(easy, tmp_path / 'q.jsonl')
@@ -78,9 +79,25 @@ def test_what_the_command_sampled_is_what_sft_learns(tmp_path, capsys):
     pass  # nobody is there any more
   assert cli.main([*command, '--config.search.backend=http', f'--config.search.url={url}']) == 1
   said = capsys.readouterr().err.splitlines()[-1]
-  assert said.startswith('jaxsearch: nothing was written: ') and 'SearchError' in said and not out.exists()
+  assert said.startswith('jaxsearch: stopped: ') and 'SearchError' in said and not out.exists()
 
+  monkeypatch.setattr(answers, 'CHUNK', 8)  # rollouts, so two questions
+  record, made = rejection.record, []
+
+  def stop_in_the_third_chunk(group, most):
+    made.append(group)
+    return record(group, most) if len(made) < 5 else 1 / 0
+
+  monkeypatch.setattr(rejection, 'record', stop_in_the_third_chunk)
+  assert cli.main(command) == 70
+  assert '4 of 5 questions are saved; rerun the same command to resume' in capsys.readouterr().err
+  monkeypatch.setattr(rejection, 'record', record)
+  monkeypatch.setattr(answers, 'CHUNK', 512)
+  assert cli.main([*command, f'--out={tmp_path}/whole.jsonl']) == 0
+  capsys.readouterr()
   assert cli.main(command) == 0
+  assert out.read_text() == (tmp_path / 'whole.jsonl').read_text()
+  assert sorted(path.name for path in out.parent.iterdir()) == ['d.jsonl']
   printed = json.loads(capsys.readouterr().out)
   assert printed['questions'] == 5 and printed['sampled'] == 20 and printed['out'] == str(out)
   records, tokenizer = row_files.read(out), Tokenizer.load(world.folder())

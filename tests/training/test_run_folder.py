@@ -6,6 +6,7 @@ import errno
 import os
 import pathlib
 import re
+import shutil
 import signal
 import socket
 import struct
@@ -25,7 +26,7 @@ from tensorboardX.proto import event_pb2
 from configs import base
 from jaxsearch import cli
 from jaxsearch.training import RunStopped, critic_warmup, loop, metrics, row_files, run_folder, saved_policies
-from tests.processes import small_files
+from tests.processes import free_port, small_files
 
 ROOT = pathlib.Path(__file__).parents[2]
 ROW = {'loss': 0.5, 'reward': 0.25, 'searches': 1.5, 'skipped_in_a_row': 0, 'tokens_per_second': 10.0}
@@ -72,6 +73,38 @@ def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(confi
       first.kill()
   with run_folder.locked(out):  # it was killed, so the folder is free
     assert f'process {os.getpid()} ' in (out / 'locked_by').read_text()
+
+
+def test_processes_that_do_not_share_the_folder_are_named(tmp_path):
+  code = ('import functools, pathlib, sys\n'
+          'from jaxsearch.parallel import mesh\nfrom jaxsearch.training import run_folder\n'
+          'mesh.start_distributed(True, sys.argv[1], 2, int(sys.argv[2]))\n'
+          'without = run_folder._processes_without\n'
+          'run_folder._processes_without = functools.partial(without, seconds=1)\n'
+          'out = pathlib.Path(sys.argv[3])\n'
+          'with run_folder.locked(out, shared=False): pass\n'
+          'with run_folder.locked(out): print("shared")')
+  address, environment = f'localhost:{free_port()}', os.environ | {'PYTHONPATH': str(ROOT), 'JAX_PLATFORMS': 'cpu'}
+
+  def end(*folders):
+    for folder in folders:
+      folder.mkdir(exist_ok=True)
+    jobs = [subprocess.Popen([sys.executable, '-c', code, address, str(number), str(folder)], env=environment, text=True,
+                             stdout=subprocess.PIPE, stderr=subprocess.PIPE) for number, folder in enumerate(folders)]
+    return [job.communicate(timeout=100) for job in jobs]
+
+  assert [printed for printed, _ in end(tmp_path / 'a', tmp_path / 'a')] == ['shared\n'] * 2
+  for printed, errors in end(tmp_path / 'a', tmp_path / 'b'):
+    assert not printed and 'is not the same folder in process 0 and in 1: name one on a disk' in errors
+
+
+def test_a_record_without_checkpoints_is_not_emptied(config, state):
+  config.checkpoint_every = 1
+  take_steps(config, state, 1, 2, 3)
+  shutil.rmtree(f'{config.out}/checkpoints')
+  with pytest.raises(ValueError, match='has the record of 3 steps, but no checkpoint: use another out folder'):
+    take_steps(config, state, 1)
+  assert len(row_files.read(f'{config.out}/metrics.jsonl')) == 3
 
 
 def test_each_step_is_a_line_and_so_is_the_resumption(config, state, capfd):

@@ -168,6 +168,7 @@ def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, mon
 
 def test_a_run_out_of_memory_stops_and_resumes_with_less(config, tmp_path, monkeypatch, capfd):
   config.steps, config.checkpoint_every, place, placed = 2, 1, batches.place, []
+  config.critic.update(enabled=True, shared=True)  # as in CARL's configs: values are learned later
 
   def place_once(*args):
     placed.append(args)
@@ -186,5 +187,6 @@ def test_a_run_out_of_memory_stops_and_resumes_with_less(config, tmp_path, monke
   sft.train(config)
   assert 'resuming at step 2' in capfd.readouterr().err
   assert [row['step'] for row in row_files.read(f'{config.out}/metrics.jsonl')] == [1, 2]
+  assert saved_policies.load_params(config.out)[2]['step'] == 2 and config.critic.enabled
   assert cli.main(['export', f'--checkpoint={config.out}', f'--out={tmp_path / "adapter"}', '--adapter']) == 2
   assert 'this run has no adapter (lora.rank=0)' in capfd.readouterr().err
