@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import hashlib
 import heapq
 import pathlib
 import re
@@ -303,8 +304,10 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
 
 
 def weights_folder(config: ConfigDict) -> pathlib.Path:
-  """Returns where new weights are written for servers."""
-  return pathlib.Path(config.sampler.folder or f'{config.out}/weights')
+  """Returns where new weights are written for servers: a folder of this run alone."""
+  if config.sampler.folder:
+    return pathlib.Path(config.sampler.folder, hashlib.sha256(config.out.encode()).hexdigest()[:12])
+  return pathlib.Path(config.out, 'weights')
 
 
 def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Tokenizer,

@@ -59,6 +59,17 @@ def publish(out: str, since: float = 0.0) -> None:
   for folder in FOLDERS if is_remote(out) else ():
     for path in sorted((local(out) / folder).glob('*')):
       if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:
-        target = epath.Path(out, folder, path.name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(path.read_bytes())
+        _copy(path, out)
+
+
+def publish_below(out: str, folder: str) -> None:
+  """Copies all local files below a folder of the run to the bucket, if there is one."""
+  for path in (local(out) / folder).rglob('*') if is_remote(out) else ():
+    if path.is_file():
+      _copy(path, out)
+
+
+def _copy(path: pathlib.Path, out: str) -> None:
+  target = epath.Path(out, *path.relative_to(local(out)).parts)
+  target.parent.mkdir(parents=True, exist_ok=True)
+  target.write_bytes(path.read_bytes())

@@ -55,7 +55,7 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
   with RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
-    if not config.sampler.folder and jax.process_index() == 0:
+    if jax.process_index() == 0:
       for left in setup.weights_folder(config).glob('????????-*'):  # by a killed process, for servers
         shutil.rmtree(left, ignore_errors=True)
     ahead, carried = resume(run, learner, questions)

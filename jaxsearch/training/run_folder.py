@@ -163,6 +163,8 @@ class RunFolder(contextlib.ExitStack):
       traced = step in self.config.profile
       with jax.profiler.trace(self.out / 'profile') if traced else contextlib.nullcontext():
         yield step
+      if traced:
+        bucket.publish_below(self.config.out, 'profile')
 
   def wants_evaluation(self, step: int) -> bool:
     """Tells whether held-out questions are to be answered after `step` (0: before the first)."""

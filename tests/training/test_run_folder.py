@@ -154,6 +154,11 @@ def test_a_run_in_a_bucket_goes_on_from_another_machine(config, state, monkeypat
     assert last == begins
     jax.tree.map(np.testing.assert_array_equal, found, state)
   assert [row['step'] for row in row_files.read(run / 'metrics.jsonl')] == [1, 2, 3, 4]
+  config.steps, config.profile = 1, (1,)
+  with run_folder.RunFolder(config, shown=()) as traced:
+    for _ in traced.steps():
+      jax.block_until_ready(jnp.ones(3) + 1)
+  assert list((run / 'profile').rglob('*.xplane.pb'))
   assert list((run / 'tensorboard').iterdir()) and (run / 'config.json').exists() and not (run / 'lock').exists()
   assert saved_policies.is_run('gs://bucket/run') and saved_policies.read_saved('gs://bucket/run')['step'] == 4
 
