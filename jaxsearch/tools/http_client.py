@@ -128,7 +128,8 @@ class JsonClient:
     try:
       response = asyncio.run_coroutine_threadsafe(receive(), self._loop).result()
     except TimeoutError as error:
-      raise self._failed(address, f'no complete response within {round(seconds, 1):g} s', 'timeout') from error
+      reason = f'no complete response within {round(seconds, 1):g} s'
+      raise self._failed(address, reason, 'timeout') from error
     except httpx.TransportError as error:
       raise self._failed(address, f'{type(error).__name__}: {error}', 'connection') from error
     if response.is_success:

@@ -74,8 +74,7 @@ def _spans(tree: Tree) -> list[dict]:
 
 
 def figures(records: Sequence[dict], number: int) -> dict[str, float]:
-  """Returns shares: of the `number` chains of each question `right` and `kept`, of the questions `covered` by a
-  kept one."""
+  """Returns shares: `right` and `kept` of the chains, `number` a question, and questions `covered` by one."""
   sampled, searches = number * len(records), [count for record in records for count in record['searches']]
   return {
     'questions': len(records), 'sampled': sampled, 'demonstrations': len(searches),

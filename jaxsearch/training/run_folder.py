@@ -300,8 +300,9 @@ def locked(out: pathlib.Path, shared: bool = True) -> Iterator[None]:
   try:
     missing = _processes_without(holder) if shared else []
     if missing:  # else the first save would wait for them, in vain
-      raise ValueError(f'{out} is not the same folder in process 0 and in {", ".join(map(str, missing))}: name one '
-                       'on a disk that all hosts share, or in a bucket')
+      others = ', '.join(map(str, missing))
+      raise ValueError(f'{out} is not the same folder in process 0 and in {others}: name one on a disk '
+                       'that all hosts share, or in a bucket')
     yield
   finally:
     lock.release()
