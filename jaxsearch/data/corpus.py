@@ -48,11 +48,18 @@ def indexed(document: Document) -> str:
   return f'{document.title}\n{document.text}'
 
 
+UNSPACED = re.compile('[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]')  # kana and Han
+
+
 def words(text: str) -> list[str]:
-  """Returns the words of a text as they are indexed: case folded, without accents or punctuation."""
+  """Returns the words of a text as they are indexed: case folded, without accents or punctuation.
+
+  Of Chinese and Japanese, which have no spaces, every character is one.
+  """
   text = text.casefold()
   if not text.isascii():
-    text = ''.join(c for c in unicodedata.normalize('NFKD', text) if not unicodedata.combining(c))
+    text = ''.join(c for c in unicodedata.normalize('NFKD', text) if unicodedata.category(c)[0] != 'M')
+    text = UNSPACED.sub(r' \g<0> ', text)
   return re.findall(r'\w+', text)
 
 

@@ -13,7 +13,7 @@ const make = (tag, attributes = {}, ...children) => {
 }
 const mean = (values) => values.length ? values.reduce((a, b) => a + b, 0) / values.length : null
 const number = (value, digits = 2) => value === null || value === undefined ? '–' :
-  (+value.toFixed(digits)).toString().replace('-', '−')
+  typeof value !== 'number' ? String(value) : (+value.toFixed(digits)).toString().replace('-', '−')
 const signed = (value, digits = 2) => (value > 0 ? '+' : '') + number(value, digits)
 
 // Colours of tokens.

@@ -70,11 +70,12 @@ def architecture(path: str | pathlib.Path) -> DecoderConfig:
 
 def _open(path: pathlib.Path) -> tuple[DecoderConfig, Mapping[str, InFile], Tensors]:
   """Opens a checkpoint: the config, the tensors of parameters in this kind of file, and their contents."""
-  if (path / 'config.json').is_file():
+  described = (path / 'config.json').is_file()
+  file = None if described and any(path.glob('*.safetensors*')) else gguf_files.open_file(path)
+  if described and file is None:
     with reading(path / 'config.json'):
       config = from_hugging_face(path / 'config.json')
     return config, TENSORS, tensor_files.open_folder(path)
-  file = gguf_files.open_file(path)
   if file is None:
     what = 'neither a folder with config.json or one .gguf file nor a .gguf file'
     raise FileNotFoundError(f'{path}: {what if path.exists() else "no such file or folder"}')
@@ -183,7 +184,8 @@ def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None
     write_json(folder / 'generation_config.json', ids)
     config |= ids
   write_json(folder / 'config.json', config)
-  (folder / RUN).unlink(missing_ok=True)  # it told of other weights
+  for left in (RUN, ADAPTER):  # of other weights
+    (folder / left).unlink(missing_ok=True)
   if run is not None:
     write_json(folder / RUN, run)
 

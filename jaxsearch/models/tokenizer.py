@@ -93,10 +93,15 @@ class Tokenizer:
 
     Raises ValueError if it is not (WordPiece), or the tokenizer has more than `size` tokens.
     """
-    missing = 0 if size is None else size - self.vocab_size
-    if missing < 0:
-      raise ValueError(f'{size} pieces asked for, but the tokenizer has {self.vocab_size} tokens')
-    return self._pieces + [b''] * missing
+    if size is not None:
+      self.check_fits(size)
+    return self._pieces + [b''] * ((size or 0) - self.vocab_size)
+
+  def check_fits(self, size: int) -> None:
+    """Raises ValueError if there are more tokens than the `size` embeddings of a model."""
+    if self.vocab_size > size:
+      raise ValueError(f'the tokenizer has {self.vocab_size} tokens, but the model {size} embeddings: it is that '
+                       'of another model')
 
   def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
            **variables: Any) -> str:

@@ -74,6 +74,7 @@ class Engine(Device):
     super().__init__(tokenizer)
     if slots < 1 or length < 2:
       raise ValueError(f'slots={slots}, length={length}: need at least 1 and 2')
+    tokenizer.check_fits(config.vocab_size)
     if deterministic and episode_deadline is not None:
       raise ValueError('episode_deadline needs deterministic=False: the clock would decide what is generated')
     devices = np.array(jax.local_devices()[:1]) if mesh is None else mesh.devices

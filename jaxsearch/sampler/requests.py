@@ -151,6 +151,9 @@ class Ask(Request):
   def tool(self) -> str:
     return self.service
 
+  def summary(self, reply):
+    return (self.item if isinstance(self.item, Request) else super()).summary(reply)
+
   @property
   def about(self) -> str:
     return '' if isinstance(self.item, str) else type(self.item).__name__.lower()

@@ -130,9 +130,11 @@ def train(config: ConfigDict) -> dict[str, float]:
   meshes.start_distributed(**config.distributed)
   mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
-  number, demonstration_of = open_demonstrations(config, setup.load_tokenizer(config))
+  tokenizer = setup.load_tokenizer(config)
+  number, demonstration_of = open_demonstrations(config, tokenizer)
   with run_folder.RunFolder(config, shown=('loss', 'logprob')) as run:
     model_config, params = setup.load_policy(config, mesh)
+    tokenizer.check_fits(model_config.vocab_size)
     fingerprint, base, row = hub.fingerprint(params), None, {}
     if config.lora.rank:
       base, params = params, setup.new_adapter(config, model_config, mesh)

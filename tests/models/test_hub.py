@@ -183,6 +183,9 @@ def test_the_run_of_saved_weights_is_read_back_and_goes_with_them(make_checkpoin
   hub.save(decoder, tmp_path, run={'step': 3, 'config': {'method': 'carl'}})
   assert hub.read_run(tmp_path) == {'step': 3, 'config': {'method': 'carl'}}
   hub.save(decoder, tmp_path)
+  (tmp_path / 'adapter.safetensors').touch()
+  hub.save(decoder, tmp_path)
+  assert not hub.is_adapter(tmp_path)
   assert hub.read_run(tmp_path) is None and hub.read_run(tmp_path / 'model.safetensors') is None
 
 
@@ -250,10 +253,11 @@ def test_gguf_equals_the_folder(family, make_checkpoint, edit_config, tmp_path):
     edit_config(folder, rope_parameters=dict(rope_type='default', rope_theta=1e4))
   model = models.load(folder)
   write_gguf(folder, tmp_path / 'model.gguf', model.config)
-  for path in (tmp_path, tmp_path / 'model.gguf'):
+  for path in (tmp_path, tmp_path / 'model.gguf', tmp_path):
     again = models.load(path)
     assert again.config == model.config
     jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
+    (tmp_path / 'config.json').write_text('{"model_type": "llama"}')  # as some repositories have it
 
 
 @pytest.mark.parametrize('kind, tolerance', [('BF16', 1e-2), ('Q4_1', 0.12)])

@@ -82,7 +82,7 @@ def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
   assert pieces[:3] == [token.encode() for token in SPECIAL]
   assert {bytes([byte]) for byte in range(256)} <= set(pieces)
   assert tokenizer.decode([tokenizer.vocab_size + 1]) == ''
-  with pytest.raises(ValueError, match='3 pieces asked for'):
+  with pytest.raises(ValueError, match='tokens, but the model 3 embeddings'):
     tokenizer.pieces(3)
 
 

@@ -10,6 +10,7 @@ import time
 import types
 
 import jax
+import numpy as np
 import pytest
 
 from jaxsearch.data.corpus import Document
@@ -22,6 +23,7 @@ from jaxsearch.sampler.requests import (
   Request,
   RunPython,
   Sampling,
+  Score,
   Search,
   ToolFailure,
   Tools,
@@ -214,6 +216,12 @@ class Server:
     self.items += items
     self.asked.set()
     return [self.reply(item) for item in items]
+
+
+def test_the_record_of_a_score_that_another_model_gives_has_a_number_for_each_continuation():
+  request = Ask('refiner', Score(node=None, continuations=('a', 'b')))
+  assert request.summary([np.array([-0.1]), np.array([-2.0, -1.0])]) == [-0.1, -3.0]
+  assert Ask('judge', 'is it?').summary(0.5) == 0.5
 
 
 REPLIES = 1, TimeoutError('slow'), None

@@ -82,7 +82,8 @@ def test_the_trees_of_a_question_share_a_lane_unless_another_would_be_idle(engin
 @pytest.mark.parametrize(('heads', 'tensor', 'lanes'), [(2, 0, 4), (2, 1, 8), (8, 0, 1), (8, 2, 4), (8, 4, 2), (2, 4, 4)])
 def test_a_lane_has_the_devices_that_it_is_given(config, split, heads, tensor, lanes):
   config = dataclasses.replace(config, num_heads=8, num_kv_heads=heads)
-  tokenizer = types.SimpleNamespace(pieces=lambda size: [b''] * size, eos_ids=(), pad_id=0)
+  tokenizer = types.SimpleNamespace(pieces=lambda size: [b''] * size, eos_ids=(), pad_id=0,
+                                    check_fits=lambda size: None)
   assert Engine(config, tokenizer, slots=8, length=64, mesh=split[0], tensor=tensor).lanes == lanes
 
 

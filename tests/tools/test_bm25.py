@@ -84,6 +84,8 @@ def test_titles_count_and_spelling_variants_are_one_word():
   assert [d.id for d in backend.search(['CAFE'], 1)[0]] == ['d']
   assert backend.search(['łódź'], 1)[0][0].title == 'Łódź'
   assert words('Fannā’s 2½ naïve_STRASSE') == words("fanna's 2½ naive_straße")
+  assert words('北京是Beijing') == ['北', '京', '是', 'beijing'] and words('हिन्दी भाषा') == ['हनद', 'भष']
+  assert words('東京タワー 2') == ['東', '京', 'タ', 'ワ', 'ー', '2']
 
 
 def test_a_repeated_word_counts_once():

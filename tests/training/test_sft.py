@@ -129,6 +129,12 @@ def test_an_adapter_learns_resumes_and_is_exported_without_its_base(adapter_conf
     sft.train(config)
 
 
+def test_a_tokenizer_of_a_larger_model_is_refused(config, monkeypatch):
+  monkeypatch.setattr(Tokenizer, 'vocab_size', child.NUMBERS.vocab_size + 1)
+  with pytest.raises(ValueError, match='4097 tokens, but the model 4096 embeddings: it is that of another model'):
+    sft.train(config)
+
+
 def test_an_adapter_is_a_model_to_train_on(adapter_config, tmp_path, capsys, monkeypatch):
   config, folders = adapter_config, [tmp_path / name for name in ('first', 'second')]
   monkeypatch.setitem(registry.POLICIES, 'a-base', config.model)
