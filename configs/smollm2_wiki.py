@@ -1,6 +1,6 @@
 """SmolLM2-135M learns to search Wikipedia, in four stages; launch/smollm2.sh runs them one after the other.
 
-    python -m recipes chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made --number 2400
+    python -m recipes chains --config smollm2_wiki     --config.folder=DATA --out runs/smollm2_wiki/made --number 1440
     jaxsearch sft    --config smollm2_wiki:sft
     jaxsearch export --checkpoint runs/smollm2_wiki/cold --out runs/smollm2_wiki/cold_policy --adapter --dtype bfloat16
     jaxsearch train  --config smollm2_wiki:rl
@@ -35,7 +35,7 @@ def get_config(stage: str = 'chains'):
   config.checkpoint_every = 5
   if stage == 'sft':
     config.out = 'runs/smollm2_wiki/cold'
-    config.steps = 300  # 2,400 chains
+    config.steps = 180  # 1,440 chains
     config.sft.demonstrations, config.sft.per_step = made + '/chains.jsonl', 8  # fewer fill rows badly
     config.optim.update(learning_rate=1.5e-3, schedule='cosine', lr_warmup_updates=5)
   elif stage == 'rl':

@@ -251,9 +251,6 @@ def load_assistant(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -
 def _frozen_engine(settings: ConfigDict, dtype: str, mesh: Mesh | None) -> Engine:
   model_config, params = _load_weights(settings.model, dtype, dtype, mesh)
   tokenizer = Tokenizer.load(tokenizer_path(settings.model))
-  if settings.length > model_config.max_position:
-    raise ValueError(f'length={settings.length} is more than the {model_config.max_position} positions of '
-                     f'{settings.model}')
   engine = Engine(model_config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
   engine.load(params)
   return engine

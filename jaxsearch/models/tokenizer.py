@@ -100,8 +100,8 @@ class Tokenizer:
   def check_fits(self, size: int) -> None:
     """Raises ValueError if there are more tokens than the `size` embeddings of a model."""
     if self.vocab_size > size:
-      raise ValueError(f'the tokenizer has {self.vocab_size} tokens, but the model {size} embeddings: it is that '
-                       'of another model')
+      raise ValueError(f'the tokenizer has {self.vocab_size} tokens, but the model {size} embeddings: it is '
+                       'that of another model')
 
   def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
            **variables: Any) -> str:
