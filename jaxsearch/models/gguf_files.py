@@ -27,7 +27,7 @@ def library() -> types.ModuleType:
 def add_vocabulary(writer: Any, tokenizer: Any, size: int) -> None:
   """Adds the pieces of a `Tokenizer` to a GGUFWriter, padded to `size`, and the ids that end a text."""
   kind = library().TokenType
-  added = set(tokenizer.special_tokens)
+  added = set(tokenizer.added_tokens)
   tokens = [tokenizer.backend.id_to_token(i) for i in range(size)]
   writer.add_tokenizer_model('gpt2')
   writer.add_token_list([f'[PAD{i}]' if token is None else token for i, token in enumerate(tokens)])

@@ -76,6 +76,12 @@ class Tokenizer:
 
   @functools.cached_property
   def special_tokens(self) -> tuple[str, ...]:
+    """Lists `added_tokens` that can control a model: not those of one character, or of letters and spaces."""
+    return tuple(token for token in self.added_tokens
+                 if len(token.strip()) > 1 and not token.replace(' ', '').isalnum())
+
+  @functools.cached_property
+  def added_tokens(self) -> tuple[str, ...]:
     """Lists every string that `encode` turns into one id wherever it stands, special or merely added."""
     return tuple(token.content for token in self.backend.get_added_tokens_decoder().values())
 

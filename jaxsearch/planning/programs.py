@@ -24,7 +24,8 @@ from jaxsearch.training import state as states
 from jaxsearch.training import step as steps
 
 # Any tokenizer will do: no size depends on it.
-TOKENIZER = types.SimpleNamespace(pieces=lambda size: [b''] * size, eos_ids=(), pad_id=0)
+TOKENIZER = types.SimpleNamespace(
+  pieces=lambda size: [b''] * size, check_fits=lambda size: None, eos_ids=(), pad_id=0)
 
 SAMPLING = ('prefill', 'decode')
 MICRO_BATCHES = 4  # of the batch of an update; no figure depends on it

@@ -147,7 +147,7 @@ def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARC
   Tags are found in any case, with spaces, slashes or attributes inside, closed or not; both kinds also under
   Unicode compatibility forms, accents and invisible characters, which some tokenizers normalise away. Nothing
   is removed, and the new character is in no tag and no special token, so no new one can arise. Added tokens
-  of one character, or of letters and spaces alone, control nothing and stay.
+  of spaces or invisible characters alone control nothing and stay.
   """
   hostile, inert = _hostile(tuple(special_tokens), tags)
   if not hostile.search(text.translate(_FOLDS)):
@@ -161,10 +161,9 @@ def neutralise(text: str, special_tokens: Iterable[str] = (), tags: Tags = SEARC
 @functools.lru_cache
 def _hostile(special_tokens: tuple[str, ...], tags: Tags) -> tuple[re.Pattern, str]:
   """Returns the pattern of tags and special tokens in folded text, and the character that overwrites them."""
-  folded = [token for each in special_tokens if len(token := ''.join(map(_fold, each)).strip()) > 1
-            and not token.replace(' ', '').isalnum()]
+  folded = [''.join(map(_fold, token)) for token in special_tokens]
   names = '|'.join(re.escape(''.join(map(_fold, name))) for name in tags.names)
-  pattern = '|'.join([rf'<[ /\\]*(?:{names})', *map(re.escape, folded)])
+  pattern = '|'.join([rf'<[ /\\]*(?:{names})', *(re.escape(token) for token in folded if token.strip())])
   inert = next((c for c in '([{‹«' if not any(c in token for token in folded)), None)
   if inert is None:
     raise ValueError('every candidate for the neutral character is part of a special token')

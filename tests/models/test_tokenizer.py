@@ -86,6 +86,14 @@ def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
     tokenizer.pieces(3)
 
 
+def test_added_letters_and_words_are_not_special():
+  backend = byte_level()
+  backend.add_tokens(['ü', 'Paris', 'ab cd', '÷', '<tool_call>'])
+  tokenizer = Tokenizer(backend)
+  assert {*tokenizer.added_tokens} - {*tokenizer.special_tokens} == {'ü', 'Paris', 'ab cd', '÷'}
+  assert '<tool_call>' in tokenizer.special_tokens and {*SPECIAL} <= {*tokenizer.special_tokens}
+
+
 def test_sentencepiece_style():
   tokenizer = Tokenizer(sentencepiece())
   ids = tokenizer.encode('ab ab\né</s>')

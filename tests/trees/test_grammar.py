@@ -118,11 +118,6 @@ def test_special_tokens_become_inert(text, inert):
   assert grammar.neutralise(text, ['<|im_end|>', '[CLS]', '  ', '\u200b', '']) == inert
 
 
-def test_added_words_and_letters_stay():
-  tokens = ['ü', 'Á', 'Paris', 'ab cd', '÷', '<|im_end|>']
-  assert grammar.neutralise('Paris, you see: ab cd ÷ a ü<|im_end|>', tokens) == 'Paris, you see: ab cd ÷ a ü(|im_end|>'
-
-
 def test_the_character_written_is_part_of_no_special_token():
   assert grammar.neutralise('<s>(x<s>', ['<s>', '(x']) == '[s>[x[s>'
   with pytest.raises(ValueError, match='neutral character'):
