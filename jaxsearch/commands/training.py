@@ -214,8 +214,11 @@ def tiers(config, flags) -> None:
 def export(config, flags) -> None:
   """Write a checkpoint as a Hugging Face folder.
 
-  Its jaxsearch.json holds the config, so that the folder serves as --checkpoint like the run itself.
+  Its jaxsearch.json holds the config, so that the folder serves as --checkpoint like the run itself. Needs no
+  accelerator, and takes none from a training beside it.
   """
+  import jax
+  jax.config.update('jax_platforms', 'cpu')
   from jaxsearch.evaluation.agents import tokenizer_of
   from jaxsearch.models import hub
   from jaxsearch.models.decoder import Decoder
@@ -223,7 +226,8 @@ def export(config, flags) -> None:
   if flags.adapter:
     host = save_adapter(flags.checkpoint, flags.out, flags.dtype or None)
   else:
-    model_config, params, host = load_params(flags.checkpoint, base=config.model)
+    model_config, params, host = load_params(
+      flags.checkpoint, base=config.model, dtype=flags.dtype or None)
     trained = from_saved(host['config'])
     copy_fields(TRAINED, config, trained)
     # The folder has a tokenizer of its own.

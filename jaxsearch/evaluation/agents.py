@@ -38,7 +38,7 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
   began with is `config.model`, unless it is a model that we ship. FileNotFoundError if there is none.
   """
   if checkpoint and (is_run(checkpoint) or hub.is_adapter(checkpoint)):
-    model_config, params, host = load_params(checkpoint, base=config.model)
+    model_config, params, host = load_params(checkpoint, base=config.model, dtype=config.dtype)
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])
   if checkpoint:

@@ -37,8 +37,8 @@ def _run_folder(path: str | os.PathLike) -> tuple[epath.Path, int | None]:
   return (path.parent if path.name == 'checkpoints' else path), None
 
 
-def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
-                base: str | None = None) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+def load_params(path: str | pathlib.Path, mesh: Mesh | None = None, base: str | None = None,
+                dtype: str | None = None) -> tuple[DecoderConfig, dict, dict[str, Any]]:
   """Returns (decoder, parameters, host) of a checkpoint, for evaluation and export.
 
   An adapter is merged into its base; the head of a critic is left out.
@@ -48,6 +48,7 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
       `save_adapter` wrote.
     mesh: where the parameters go; the first device if not given.
     base: the model that it began with, where that is none of ours, see `setup.base_of`.
+    dtype: of the parameters, unless there is an adapter; as they were saved if not given.
   Raises:
     FileNotFoundError: there is no checkpoint, or not this one, or no base.
     ValueError: the base is another now, or it is the checkpoint of a critic, or cannot be read, or has values
@@ -56,7 +57,7 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
   mesh = mesh or make_mesh(devices=jax.devices()[:1])
   if hub.is_adapter(path):
     return setup.load_adapted(path, mesh, base)
-  decoder, params, host = load_trained(path, mesh)
+  decoder, params, host = load_trained(path, mesh, dtype=dtype)
   if host.get('critic'):
     raise ValueError(f'{path}: this is a critic, not a policy')
   if from_saved(host['config']).lora.rank:
@@ -64,19 +65,21 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None,
   return decoder, without_head(params), host
 
 
-def load_trained(path: str | pathlib.Path, mesh: Mesh,
-                 warn: bool = True) -> tuple[DecoderConfig, dict, dict[str, Any]]:
+def load_trained(path: str | pathlib.Path, mesh: Mesh, warn: bool = True,
+                 dtype: str | None = None) -> tuple[DecoderConfig, dict, dict[str, Any]]:
   """Returns (decoder, parameters as they were trained, host) of a checkpoint.
 
   They are those of a policy, with the head of its critic if they share a backbone, of an adapter, or of a
-  critic of its own. `warn` names newer checkpoints that cannot be read. Raises as `load_params` does.
+  critic of its own. `warn` names newer checkpoints that cannot be read. For `dtype` and what it raises see
+  `load_params`; a device never holds them in another.
   """
   def read(manager: checkpoint.Store, step: int):
     host = checkpoint.restore_host(manager, step)
     decoder = config_from_json(host['decoder'])
-    layout = (critic_layout(decoder, mesh) if host.get('critic')
-              else trained_layout(from_saved(host['config']), decoder, mesh))
-    struct = lambda sharding, shape: jax.ShapeDtypeStruct(shape, host['param_dtype'], sharding=sharding)
+    config = from_saved(host['config'])
+    layout = critic_layout(decoder, mesh) if host.get('critic') else trained_layout(config, decoder, mesh)
+    wanted = dtype if dtype and not config.lora.rank else host['param_dtype']
+    struct = lambda sharding, shape: jax.ShapeDtypeStruct(shape, wanted, sharding=sharding)
     return decoder, checkpoint.restore_params(manager, step, jax.tree.map(struct, *layout)), host
 
   return _read(path, read, warn)

@@ -50,6 +50,9 @@ def test_parameters_alone_by_run_folder_or_step(tiny, tmp_path):
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(states[step - 1].params))
   model_config, params, _ = saved_policies.load_params(tmp_path, meshes.make_mesh(1, 4, 2))
   assert params['layers']['gate'].sharding.shard_shape((2, 24, 32)) == (2, 6, 16)
+  _, params, _ = saved_policies.load_params(tmp_path, dtype='bfloat16')
+  rounded = jax.tree.map(lambda x: x.astype('bfloat16'), states[1].params)
+  jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(rounded))
 
 
 def changed(**changes):

@@ -98,6 +98,7 @@ def test_an_adapter_learns_resumes_and_is_exported_without_its_base(adapter_conf
   decoder, merged, host = saved_policies.load_params(config.out)
   assert host['step'] == 3 and not np.array_equal(merged['layers']['q'], base['layers']['q'])
   np.testing.assert_array_equal(merged['embedding'], base['embedding'])
+  jax.tree.map(np.testing.assert_array_equal, merged, saved_policies.load_params(config.out, dtype='bfloat16')[1])
 
   # The loss of the last step's demonstrations, one of which comes twice, with the parameters of the step before.
   _, before, _ = saved_policies.load_params(f'{config.out}/checkpoints/2')
