@@ -163,7 +163,13 @@ for attempt in $(seq 0 "$RESTARTS"); do
   done
   [ -z "$stopped" ] || stop  # it came before they ran
   for one in "${running[@]}"; do
-    finish "$one" || { own=$?; [ "$own" -le "$status" ] || status=$own; }
+    finish "$one" || {
+      own=$?
+      case $status in
+        1 | 2) ;;  # the others end for it, aborted
+        *) if [ "$own" -le 2 ] || [ "$own" -gt "$status" ]; then status=$own; fi ;;
+      esac
+    }
   done
   running=()
   for server in "${beside[@]}"; do  # where one died, most searches failed for that; other hosts end

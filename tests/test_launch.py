@@ -296,6 +296,16 @@ exit ${{FINAL:-0}}''')
   assert found.returncode == 2 and len((tmp_path / 'runs').read_text().splitlines()) == 4
 
 
+@pytest.mark.parametrize('mistaken', ['0', '1'])
+def test_a_mistake_in_one_of_several_processes_ends_the_job(programs, launch, tmp_path, mistaken):
+  stand_in(programs, 'jaxsearch', f'''
+echo run >> {tmp_path / "runs"}
+case "$*" in *process_id={mistaken}*) exit 2 ;; esac
+kill -ABRT $$''')
+  found = run('run.sh', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', PROCESSES='2', TRAIN_GPUS='0,1')
+  assert found.returncode == 2 and (tmp_path / 'runs').read_text() == 'run\n' * 2
+
+
 def test_a_signal_between_two_attempts_ends_the_job(programs, launch, tmp_path):
   stand_in(programs, 'jaxsearch', f'echo run >> {tmp_path / "runs"}; kill -KILL $$')
   path = f'{programs}:{os.environ["PATH"]}'
