@@ -236,6 +236,14 @@ def test_a_stopped_evaluation_resumes_to_the_same_result(folder, whole, command,
   assert result(out) == whole and not part.exists()
 
 
+def test_what_was_sampled_from_a_run_is_of_its_step(folder, command, monkeypatch, tmp_path):
+  monkeypatch.setattr('jaxsearch.training.rejection.record', lambda *_, **__: 1 / 0)
+  assert command('sample', '--checkpoint', folder / 'run', *files(folder), '--n=2', '--out',
+                 tmp_path / 'd.jsonl')[0] == 70
+  identity = json.loads((tmp_path / 'd.jsonl.part.jsonl').read_text().splitlines()[0])['identity']
+  assert identity['weights']['step'] == 1 and identity['weights']['modified'] is not None
+
+
 def test_another_evaluation_starts_again_and_says_why(folder, whole, command, after, tmp_path):
   out = tmp_path / 'r.json'
   after(3, lambda *_: signal.raise_signal(signal.SIGINT))
@@ -244,6 +252,7 @@ def test_another_evaluation_starts_again_and_says_why(folder, whole, command, af
   del written[:]
   status, _, errors = command(*evaluate(folder, out))
   assert status == 0 and 'is of another evaluation (config.seed was 1, now 0); starting again' in errors
+  assert len((tmp_path / 'r.json.part.jsonl.old').read_text().splitlines()) == 4
   assert len(written) == 12 and result(out) == whole
 
 

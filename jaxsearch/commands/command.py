@@ -124,14 +124,17 @@ def searched_corpus(config, flags) -> str:
 
 
 def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
-  """Returns (agent, random key) to ask these questions; `changes` replace arguments of `grow`."""
+  """Returns (agent, random key, what identifies its weights); `changes` are arguments of `grow`."""
   import jax
 
   from jaxsearch.evaluation import agents
+  from jaxsearch.evaluation.manifest import weights
   policy = agents.load_policy(config, flags.checkpoint)
   check_room(config, policy.tokenizer, questions, **changes)
   corpus = getattr(flags, 'corpus', '')
-  return agents.open_agent(config, corpus=corpus, policy=policy, **changes), jax.random.key(config.seed)
+  agent = agents.open_agent(config, corpus=corpus, policy=policy, **changes)
+  about = weights(flags.checkpoint or config.model, policy.step) | {'step': policy.step}
+  return agent, jax.random.key(config.seed), about
 
 
 def load_questions(config, name: str, limit: int | None) -> Sequence:

@@ -124,7 +124,8 @@ def _answer(answer: Callable, config, flags, sets: Sequence, agent, **about) -> 
       say(f'{len(kept.records)} of {len(questions)} answers are saved; rerun the same command to resume')
     raise
   records = kept.all()
-  outcomes, ignored = answers.outcomes(records), _ignored(flags, '+'.join(one.source for one in sets))
+  judged = any('judged' in record for record in records)
+  outcomes, ignored = answers.outcomes(records), _ignored(flags, '+'.join(one.source for one in sets), judged)
   for line in [*answers.summary(outcomes), *(f'ignored: {line}' for line in ignored)]:
     say(line)
   searched = any(record['searches'] for record in records)
@@ -142,12 +143,12 @@ def _finish(flags, result: dict, shown: dict) -> None:
 
 # Fields that decide what an evaluation finds, and those among them that flags take the place of.
 ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right',
-             'data', 'search', 'tools', 'python', 'sampler', 'reader', 'classifier', 'model',
+             'data', 'search', 'tools', 'mcp', 'python', 'sampler', 'reader', 'classifier', 'model',
              'optim.master_weights')
 REPLACED = {'eval.number', 'eval.temperatures', 'data.questions', 'sampler.temperature'}
 
 
-def _ignored(flags, source: str) -> list[str]:
+def _ignored(flags, source: str, judged: bool) -> list[str]:
   """Returns a line for each field of the command line that has no effect on an evaluation of this source."""
   replaced = {'data.corpus': 'corpus', 'eval.questions': 'questions', 'model': 'checkpoint'}
   began_with = (saved_config(flags) or {}).get('model', '')
@@ -156,7 +157,7 @@ def _ignored(flags, source: str) -> list[str]:
   useless = REPLACED | {field for field, name in replaced.items() if getattr(flags, name, '')}
   if not any(part.startswith('world:') for part in source.split('+')):
     useless |= {'data.hops', 'data.arithmetic'}
-  answering = tuple(f'{name}.' for name in ANSWERING)
+  answering = tuple(f'{name}.' for name in (*ANSWERING, *['judge'] * judged))
   # Other fields may take their values from one that only this config has.
   shared = load_file(SHIPPED / 'base.py').get_config()
   return [f'--config.{field} has no effect on an evaluation' for field in sorted(flags.changed)
@@ -204,7 +205,7 @@ def bench(config, flags) -> None:
   check_inputs(config, flags, policy=not flags.url)
   corpus = searched_corpus(config, flags)
   closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
-  is_judged = any('evidence' in question.metadata for question in _questions(sets))
+  is_judged = any(map(answers.evidence_of, _questions(sets)))
   is_judged = is_judged and config.judge.kind != 'world' and config.judge.model
   judge = load_judge(config.judge, config.dtype) if is_judged else None
   if flags.url:
@@ -337,7 +338,7 @@ def ask(config, flags) -> None:
   from jaxsearch.sampler.driver import rollout
   console = Console(highlight=False)
   sampling, question = sampling_of(flags), Question('ask', flags.words, ())
-  agent, key = open_agent(config, flags, [question])
+  agent, key, _ = open_agent(config, flags, [question])
   (tree,), _ = rollout(agent, [question], key, sampling=sampling,
                        observer=lambda tree, request, reply: request and terminal.show(console, reply))
   terminal.close(console, tree)

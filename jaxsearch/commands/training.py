@@ -47,7 +47,8 @@ def train(config, _) -> None:
   import jax
 
   held_out = ['eval'] * bool(config.eval.every)
-  used = 'data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'critic', 'sampler', *held_out
+  used = ('data', 'model', 'tokenizer', 'search', 'reader', 'judge', 'second_judge', 'critic', 'sampler',
+          *held_out)
   check_files(config, used)
   from jaxsearch.evaluation import answers, question_sets, report
   from jaxsearch.training import RunStopped, bucket, loop, row_files
@@ -128,11 +129,11 @@ def _sample(config, flags, source: str, questions: Sequence, number: int, record
   `changes` are arguments of `grow`.
   """
   from jaxsearch.evaluation import answers
-  from jaxsearch.evaluation.manifest import made_with, weights
-  agent, key = open_agent(config, flags, questions, **changes)
+  from jaxsearch.evaluation.manifest import made_with
+  agent, key, weights = open_agent(config, flags, questions, **changes)
   sampling = sampling_of(flags, config.sampler.temperature)
   about = made_with(config, questions=source, corpus=getattr(flags, 'corpus', '')) | {
-    'weights': weights(flags.checkpoint or config.model), 'temperature': sampling.temperature, 'n': number,
+    'weights': weights, 'temperature': sampling.temperature, 'n': number,
     'keep': getattr(flags, 'keep', None), 'source': source, 'questions': len(questions)}
   kept = answers.Kept(flags.out, without_secrets(about), len(questions))
   try:

@@ -46,6 +46,7 @@ def _question(record: dict, place: str) -> Question:
     raise DataError(f"{place}: 'golden_answers' must hold text that is not blank, not "
                     f'{shortened(record["golden_answers"])}')
   metadata = {} if record.get('metadata') is None else field(record, 'metadata', dict, place)
+  metadata = {key: value for key, value in metadata.items() if value is not None}
   return Question(name, text, tuple(golds), metadata)
 
 

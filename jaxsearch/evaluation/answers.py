@@ -7,6 +7,7 @@ Records are JSON objects that say what was asked, answered and retrieved, what t
 import collections
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -49,7 +50,7 @@ class Watch:
     self._counts, self._retrieved = {}, set()
 
   def __call__(self, tree: Tree, request: Request | None, reply: Any) -> None:
-    if 'evidence' in tree.question.metadata:
+    if evidence_of(tree.question):
       note_call(tree, request, reply)
     if request is None:
       self.ended.append(tree)
@@ -71,13 +72,19 @@ class Watch:
     return record | _evidence(tree, record['spans']) | ({'seconds': counts['seconds']} if timed else {})
 
 
+def evidence_of(question: Question) -> Sequence[str]:
+  """Returns the ids of documents that BrowseComp-Plus names as evidence; others call other things so."""
+  of_benchmark = question.metadata.get('match') == 'stated'
+  return question.metadata.get('evidence', ()) if of_benchmark else ()
+
+
 def _evidence(tree: Tree, shown: Sequence[dict]) -> dict[str, Any]:
   """Returns what a record says of a question whose evidence is known; its spans get their calls.
 
   evidence: ids of documents; retrieved: those that searches returned; evidence_recall: the share of the first
   among the second.
   """
-  if not (evidence := tree.question.metadata.get('evidence')):
+  if not (evidence := evidence_of(tree.question)):
     return {}
   spans, calls = iter(shown), []
   for node in tree.walk():
@@ -110,8 +117,11 @@ class Kept:
       self.records = records_of(rows)
       say(f'resuming: {path} has {len(self.records)} answers')
       return
+    if rows:
+      os.replace(path, f'{path}.old')
     if first:
-      say(f'{path} is of another evaluation ({differing}); starting again')
+      kept = f', its answers are in {path}.old' * bool(rows)
+      say(f'{path} is of another evaluation ({differing}); starting again{kept}')
     row_files.write(path, [{'identity': identity}])
 
   def add(self, records: Mapping[int, Record]) -> None:

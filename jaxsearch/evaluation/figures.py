@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import metrics
-from jaxsearch.rewards.match import entity_match, f1, normalize_answer, substring_match
+from jaxsearch.rewards.match import entity_match, f1, normalize_answer, substring_match, vote
 from jaxsearch.trees.tree import Role, Tree, spans
 
 FOLDS = ('folds', 'tokens_saved', 'answers_lost')  # of trees whose context is folded, see methods/folding.py
@@ -114,6 +114,8 @@ def record_of(tree: Tree) -> dict[str, Any]:
             'tokens': tree.count(Role.POLICY), 'spans': spans(tree)}
   record |= {name: figure.of(tree) for name, figure in FIGURES.items() if figure.of}
   record[f'em_{kind_of(asked)}'] = record['em']
+  if 'match' in asked.metadata:
+    record['vote'] = vote(tree.answer, asked.metadata['match'])
   record |= {name: tree.metrics[name] for name in FOLDS if name in tree.metrics}
   record |= {} if tree.reward is None else {'reward': float(tree.reward)}
   return record | ({'hops': asked.metadata['hops']} if 'hops' in asked.metadata else {})
@@ -198,10 +200,11 @@ def _of_question(samples: Sequence[Record], in_corpus: set[str] | None, closed_b
   first, n, right = samples[0], len(samples), [record['em'] for record in samples]
   row = {name: float(np.mean([record[name] for record in samples]))
          for name in FIGURES | OF_KINDS | OF_EVIDENCE if name in first}
+  votes = [record.get('vote', record['prediction']) for record in samples]
   for k in (2 ** power for power in range(n.bit_length())) if n > 1 else ():
     row[f'pass@{k}'] = metrics.pass_at_k(n, int(sum(right)), k)
     row[f'pass^{k}'] = metrics.pass_all_k(n, int(sum(right)), k)
-    row[f'maj@{k}'] = metrics.maj_at_k([record['prediction'] for record in samples], right, k)
+    row[f'maj@{k}'] = metrics.maj_at_k(votes, right, k)
   if in_corpus is not None:
     row['share_in_corpus'] = float(any(gold in in_corpus for gold in first['golden_answers']))
     row |= {'em_in_corpus': row['em']} if row['share_in_corpus'] else {}

@@ -81,7 +81,8 @@ def summary(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict
       gaps = [{key: value - baseline[seed][key] for key, value in of.items() if key in baseline[seed]}
               for seed, of in by_seed.items() if seed in baseline]
       variants[name] |= {'differences': estimates(gaps),
-                         'relative': relative(variants[name]['figures'], estimates(baseline.values()))}
+                         'relative': relative(*(estimates(of[seed] for seed in by_seed if seed in baseline)
+                                                for of in (by_seed, baseline)))}
   before = estimates([scores(run, 0) for run in done])
   return {
     'title': config.title, 'baseline': config.baseline, 'variants': variants,

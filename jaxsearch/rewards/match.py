@@ -132,6 +132,18 @@ def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exac
   return exact_match(stated(prediction) if how == 'stated' else prediction, golds)
 
 
+def vote(prediction: str | None, how: str) -> str | None:
+  """Returns a text whose normal form two predictions share if the rule `how` of `matches` takes them for one.
+
+  None has none. Numbers are alike as '12.5%' and '0.125' are; what holds none votes for itself.
+  """
+  if how == 'numeric' and (number := read_number(prediction or '')):
+    value, percent = number
+    value = value / 100 if percent else value  # in words: a normal form has no signs
+    return f'{"minus " * (value < 0)}{abs(value.numerator)} over {value.denominator}'
+  return stated(prediction) if how == 'stated' else prediction
+
+
 def stated(response: str | None) -> str | None:
   """Returns the line behind the last 'Exact Answer:' of a response; all of it without one."""
   *before, rest = re.split(r'exact answer\W{0,4}:\W*', response or '', flags=re.IGNORECASE)

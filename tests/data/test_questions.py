@@ -27,7 +27,7 @@ def ids(batch):
 def test_reads_golds_as_they_come(tmp_path):
   path = write(
       tmp_path / 'q.jsonl',
-      {'id': 'a', 'question': 'Who?', 'golden_answers': ['X', 'Y'], 'metadata': {'hops': 2}},
+      {'id': 'a', 'question': 'Who?', 'golden_answers': ['X', 'Y'], 'metadata': {'hops': 2, 'source': None}},
       {'id': 7, 'question': 'Where?', 'golden_answers': 'Paris'},
       {'id': 'c', 'question': 'How many?', 'golden_answers': [12, 0.5], 'metadata': None})
   assert read_questions(path) == [

@@ -67,6 +67,15 @@ def test_a_record_holds_every_token_and_the_figures_of_its_tree(answered):
   assert means['searches'] == pytest.approx(np.mean([tree.metrics['searches'] for tree in answered]))
 
 
+@pytest.mark.parametrize('evidence', [['Bonn is in Germany.'], [['Bonn', 'country', 'Germany']], [{'url': 'x'}]])
+def test_evidence_of_another_data_set_is_not_that_of_browsecomp_plus(evidence):
+  tree, watch = Tree(Letters(), Question('1', 'Where?', ('Bonn',), {'evidence': evidence})), answers.Watch()
+  tree.metrics = {'searches': 1}
+  watch(tree, Search(tree.root, 'where'), [Document('1', '', 'In Bonn.')])
+  watch(tree, None, {'requests': 1})
+  assert not watch.record(tree).keys() & {'evidence', 'evidence_recall'} and 'calls' not in tree.root.data
+
+
 def test_a_record_says_whether_a_tool_returned_a_gold_answer():
   watch, records = answers.Watch(), []
   for number, (gold, texts) in enumerate((('Paris', ['Lyon', 'In Paris.']), ('Rome', []), ('Rome', ['Roman']),

@@ -122,6 +122,7 @@ def test_bench_answers_judges_and_writes_run_files(folder, capsys):
   assert turns[2]['content'] == '13, lines 1 to 1 of 1\nThe mayor of Nordhavn is Bo.'
   result = json.loads((folder / 'out.json').read_text())
   figures, summary = result['benchmarks']['browsecomp_plus'], result['browsecomp_plus']
+  assert not any('judge' in line for line in result['manifest']['ignored'])
   # Searches found 11 and 12 or 13; 21 and 22; 31 and 32; the last asked for nothing.
   recalls = [record['evidence_recall'] for record in result['predictions']]
   assert recalls[1:] == [1.0, 1.0, 0.0] and recalls[0] >= 0.5

@@ -202,6 +202,14 @@ def test_what_training_noted_and_what_time_bought(config, runs):
   assert not any('/' in name for name in sweep_report.summary(config, runs)['variants']['Auto']['relative'])
 
 
+def test_changes_against_the_baseline_are_of_common_seeds(config, runs):
+  (run_of(runs, 'Full').out / 'metrics.jsonl').unlink()
+  found = sweep_report.summary(config, runs)['variants']
+  left, right = (np.mean([SAMPLED[name][seed] for seed in found['Full']['seeds']]) for name in ('Auto', 'Full'))
+  assert len(found['Full']['seeds']) == 2 < len(found['Auto']['seeds'])
+  assert found['Auto']['relative']['em@1.0'] == pytest.approx(left / right - 1)
+
+
 def test_a_run_with_probes_has_no_costs(config, runs):
   rewrite(runs, lambda run, row: row | {'probed': 7}, variant='Auto')
   found = sweep_report.summary(config, runs)['variants']

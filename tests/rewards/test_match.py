@@ -20,11 +20,22 @@ from jaxsearch.rewards.match import (
   read_number,
   substring_match,
   token_f1,
+  vote,
 )
 
 QUICK = hypothesis.settings(max_examples=150, deadline=None)
 words = st.sampled_from(['the', 'A', 'cat', 'Cat!', 'sat', '', 'yes', 'no', 'é', 'U.S.', '-'])
 texts = st.lists(words, max_size=6).map(' '.join)
+
+
+@pytest.mark.parametrize('how, alike, other', [
+    ('numeric', ['18', '18.00', 'The answer is 18', '1,800%'], '1.8'), ('numeric', ['-5', '-5.0'], '5'),
+    ('numeric', ['12.5%', '0.125', '1/8'], '125'), ('numeric', ['Yes', 'yes.'], 'no'),
+    ('stated', ['It is. Exact Answer: Paris\nsure', 'Exact Answer: paris'], 'Paris, it is.'),
+    ('exact', ['The Beatles', 'beatles'], 'Beatle')])
+def test_alike_predictions_have_the_same_vote(how, alike, other):
+  votes = {normalize_answer(vote(one, how)) for one in alike}
+  assert len(votes) == 1 and normalize_answer(vote(other, how)) not in votes and vote(None, how) is None
 
 
 @pytest.mark.parametrize('text, expected', [
