@@ -17,7 +17,8 @@ _CALL = re.compile(r'<tool_call>(.*?)(</tool_call>|\Z)', re.DOTALL)
 _LLAMA = re.compile(  # where a turn begins to call: at the tag, as a whole, or with an object that has a name
   r'<\|python_tag\|>|\A(?=\{)|^[ \t]*(?:```\w*\s*)?(?=(?:\[\s*)?\{[^{}]*"name"\s*:)', re.MULTILINE)
 _FUNCTION = re.compile(
-  r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)(?:</function>(?:\s*</tool_call>)?|(\Z))', re.DOTALL)
+  r'(?:<tool_call>\s*)?<function=([^>\n]*)>(.*?)'
+  r'(?:</function>(?:\s*</tool_call>)?|((?=(?:<tool_call>\s*)?<function=)|\Z))', re.DOTALL)
 _PARAMETER = re.compile(r'<parameter=([^>\n]*)>\n?(.*?)\n?(?:</parameter>|(?=<parameter=)|\Z)', re.DOTALL)
 _WORDS = {'True': True, 'False': False, 'None': None}
 UNOPENED = Malformed('shape', 'The call does not begin. Write it again, whole.')

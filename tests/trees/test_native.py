@@ -90,6 +90,14 @@ def test_calls_are_read(family, text, calls):
     assert found == calls
 
 
+@pytest.mark.parametrize('gap', ['', '\n</tool_call>\n'])
+def test_a_function_that_does_not_end_leaves_the_next_alone(gap):
+  first = CODER.removesuffix('\n</function>\n</tool_call>').replace('Oslo', 'Bern')
+  rest, calls = families.read_coder(first + gap + CODER, {})
+  assert calls == [families.UNCLOSED, ('search', {'query': 'Oslo'})] and not rest.strip()
+
+
+
 @pytest.mark.parametrize('text, cut, thinking, answer, kind', [
   ('<think>Easy.</think> It is <answer> Oslo </answer>.', False, 'Easy. It is', 'Oslo', None),
   ('<think>Easy.</think>\n\nOslo', False, 'Easy. Oslo', 'Oslo', None),
