@@ -107,7 +107,7 @@ def invoke(action: Action, fault: str) -> Growth[Node]:
 
 def assimilate(tree: Tree, node: Node, written: Node) -> Node:
   """Appends to the invoke `node` a clean copy of the context in `written`, empty if there is none."""
-  context, closed = grammar.context_block(written.text_without_end)
+  context, closed = grammar.context_block(tree.grammar.content(written))
   written.data.update(segment='assimilate', context=context)
   tree.metrics['no_context'] += not context
   tree.metrics['context_cut'] += bool(context) and not closed
@@ -117,7 +117,7 @@ def assimilate(tree: Tree, node: Node, written: Node) -> Node:
 def commit(tree: Tree, action: Action) -> None:
   """Ends the episode with the answer of the segment, if it has one."""
   action.node.data['segment'] = 'commit'
-  answer = formats.last_boxed(action.node.text_without_end)
+  answer = formats.last_boxed(tree.grammar.content(action.node))
   finish(tree, action.node, answer, spent=bool(action.calls) and not action.ends)
   if action.ends:
     count_malformed(tree, action.malformed)

@@ -37,7 +37,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
                             chat=chat)
   tree.answer = tree.answer and formats.unwrapped(tree.answer)
   nodes = tree.turns()
-  written, found = [node.text for node in nodes], [bool(node.data.get('documents')) for node in nodes]
+  written = [tree.grammar.content(node) for node in nodes]
+  found = [bool(node.data.get('documents')) for node in nodes]
   tree.metrics.update(evidence_f1=0.0, evidence_unfounded=int(unfounded(written, found)))
   evidence = formats.only_box(written, grammar.EVIDENCE)
   if evidence:
@@ -55,7 +56,7 @@ def unfounded(written: Sequence[str], found: Sequence[bool]) -> bool:
 def reward(tree: Tree, *, evidence_weight: float = 1.0, gamma_evidence: float = 0.2,
            gamma_answer: float = 0.2, evidence_needs_search: bool = True) -> float:
   """Returns `r_a + r_e + r_f` (eq. 6) and notes the parts in tree.metrics."""
-  written = [node.text for node in tree.turns()]
+  written = [tree.grammar.content(node) for node in tree.turns()]
   box = formats.only_box(written, 'answer')
   answer = token_f1(box and formats.unwrapped(box), tree.question.golden_answers)
   evidence = tree.metrics['evidence_f1']

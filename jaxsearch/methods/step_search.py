@@ -50,7 +50,7 @@ def rounds(tree: Tree) -> list[Node]:
 def reward(tree: Tree, key_weight: float = 0.618) -> float:
   """Returns `r_answer + gamma_key r_key` (eq. 6) and notes the parts in tree.metrics."""
   spans = tree.turns()
-  boxed = formats.only_box([node.text for node in spans], 'answer') is not None
+  boxed = formats.only_box([tree.grammar.content(node) for node in spans], 'answer') is not None
   well_formed = rounds(tree) and boxed and any(read(node).thinking for node in spans)  # section 2.3.1
   answer = token_f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
   queries = [read(node).query for node in rounds(tree)]

@@ -1,5 +1,7 @@
 """The methods in the calls of model families: no method knows a grammar, so each must grow in all of them."""
 
+import dataclasses
+
 import pytest
 
 from jaxsearch.methods import carl, cusearch, find_method, r_search, search_r1, search_r2, slate, step_search
@@ -154,3 +156,22 @@ def test_carl_runs_the_python_tool_and_forgets_its_output(family):
   assert 'raw' in observations[0] and all('raw' not in node.text for node in last.path())
   assert [node.data['segment'] for node in segments(tree)] == ['invoke', 'assimilate', 'invoke', 'assimilate', 'commit']
 
+
+@pytest.mark.parametrize('first, last', [
+  ('I quote in <original_evidence> and end with <answer> tags.', 'Found.'), ('I search.', 'Now <answer>.')])
+def test_tags_that_a_thought_names_are_no_boxes(first, last):
+  end = f'<think>{last}</think>\n<original_evidence>text</original_evidence>\n<answer>Ada Lovelace</answer>'
+  said = [[f'<think>{first}</think>\n', search('ada')], end]
+  tree, _, _ = drive('hermes', said, r_search, 'r_search', asked='Ada Lovelace')
+  tree.question = dataclasses.replace(tree.question, golden_answers=('Ada Lovelace',))
+  assert r_search.reward(tree) == pytest.approx(1 + tree.metrics['evidence_f1'] + 0.4)
+  assert not tree.metrics['evidence_unfounded']
+
+
+def test_carl_takes_no_context_and_no_answer_from_a_thought():
+  said = [[{'python': {'code': "print(search('x'))"}}],
+          '<think>I copy it into a <context> block.</think>\n<context>Ada wrote it.</context>',
+          '<think>Is it \\boxed{Ada}?</think>\nI cannot tell.']
+  tree, _, _ = drive('hermes', said, carl, 'carl', printed='Ada wrote it')
+  kept = [node.data['context'] for node in tree.walk() if node.data.get('segment') == 'assimilate']
+  assert kept == ['Ada wrote it.'] and tree.answer is None
