@@ -133,7 +133,7 @@ def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
   check_room(config, policy.tokenizer, questions, **changes)
   corpus = getattr(flags, 'corpus', '')
   agent = agents.open_agent(config, corpus=corpus, policy=policy, **changes)
-  about = weights(flags.checkpoint or config.model, policy.step) | {'step': policy.step}
+  about = weights(flags.checkpoint or config.model, policy.step)
   return agent, jax.random.key(config.seed), about
 
 

@@ -92,7 +92,7 @@ def _open_policy(config, flags, sets: Sequence) -> tuple:
   from jaxsearch.evaluation.manifest import weights
   policy = agents.load_policy(config, flags.checkpoint)
   check_room(config, policy.tokenizer, _questions(sets))
-  about = weights(flags.checkpoint or config.model, policy.step) | {'step': policy.step}
+  about = weights(flags.checkpoint or config.model, policy.step)
   return agents.open_agent(config, corpus=flags.corpus, policy=policy), about
 
 

@@ -92,7 +92,7 @@ def weights(path: str, step: int | None = None) -> dict[str, Any]:
   files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
   of_run = folder / 'checkpoints' / str(step), folder.parent / str(step)
   saved = [place.stat() for place in of_run if place.is_dir()]
-  return {'path': path, 'bytes': sum(file.st_size for file in files),
+  return {'path': path, 'step': step, 'bytes': sum(file.st_size for file in files),
           'modified': max((file.st_mtime for file in (*files, *saved)), default=None)}
 
 
