@@ -9,6 +9,7 @@ observations hold; the server counts by its own.
 import dataclasses
 import functools
 import math
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from jaxsearch.sampler.driver import Pending, Schedule
 from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
 from jaxsearch.sampler.served import ServedDecoding, Span
 from jaxsearch.tools.chat import Chat
+from jaxsearch.trees.grammar import FENCE
 from jaxsearch.trees.native import ServerCalls, text_of
 from jaxsearch.trees.tree import Node, Role
 
@@ -87,9 +89,8 @@ def messages(node: Node) -> list[dict[str, Any]]:
 def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tuple[str, str]:
   """Returns (text, why it ends) of a reply as a `Generate` has it: up to the end of the first stop string.
 
-  Servers cut the stop string off. It is put back where they name it (vLLM, SGLang), and where it is the
-  closing tag of the element that is open at the end. Otherwise the text stays without it and counts as ended
-  by the policy.
+  Servers cut the stop string off. It is put back where they name it (vLLM, SGLang), and where it closes what
+  is open at the end, see `_opened`. Otherwise the text stays without it and counts as ended by the policy.
   """
   places = [(text.find(stop) + len(stop), stop) for stop in stops if stop in text]
   if places:  # a server that does not stop
@@ -97,11 +98,24 @@ def ended(text: str, reason: str, matched: object, stops: Sequence[str]) -> tupl
     return text[:end], stop
   if reason == 'length':
     return text, LENGTH
-  tags = {stop: text.rfind(stop.replace('</', '<', 1)) for stop in stops if stop.startswith('</')}
-  stop = matched if matched in stops else max(tags, key=tags.get, default=None)
-  if stop is None or (stop != matched and tags[stop] < 0):
+  opened = {stop: _opened(text, stop) for stop in stops}
+  stop = matched if matched in stops else max(opened, key=opened.get, default=None)
+  if stop is None or (stop != matched and opened[stop] < 0):
     return text, END
   return text + stop, stop
+
+
+def _opened(text: str, stop: str) -> int:
+  """Returns where the tag, block or bracket begins that `stop` closes; -1 where none is open at the end."""
+  if stop.startswith('</'):
+    return text.rfind(stop.replace('</', '<', 1))
+  if stop == FENCE:
+    fences = [fence.start() for fence in re.finditer(r'^```', text, re.MULTILINE)]
+    return fences[-1] if len(fences) % 2 else -1
+  if stop.startswith(']'):
+    bracket = re.search(r'\[[^\]\n]*\Z', text)
+    return bracket.start() if bracket else -1
+  return -1
 
 
 def _reply(response: object, said: Callable[[Mapping], str]) -> tuple[str, str, object]:

@@ -12,7 +12,7 @@ from jaxsearch import cli
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import search_r1
-from jaxsearch.methods.prompted import flare
+from jaxsearch.methods.prompted import flare, react
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler import chat_policy, requests
 from jaxsearch.sampler.driver import Agent, rollout
@@ -20,7 +20,7 @@ from jaxsearch.sampler.requests import END, GREEDY, LENGTH, Sampling, Score, Too
 from jaxsearch.tools import find_tool
 from jaxsearch.tools.chat import Chat, ChatError
 from jaxsearch.trees import native
-from jaxsearch.trees.grammar import SEARCH_R1
+from jaxsearch.trees.grammar import FENCE, SEARCH_R1
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.tools.serving import send, server
@@ -74,9 +74,19 @@ def test_search_r1_over_chat():
   (('I do not know', 'stop', None), ('</search>',), ('I do not know', END)),
   (('<search>a', 'length', None), ('</search>',), ('<search>a', LENGTH)),
   (('One thought', 'stop', '.'), ('.',), ('One thought.', '.')), (('One thought', 'stop', 128009), ('.',), ('One thought', END)),
-  (('all of it', 'stop', None), (), ('all of it', END))])
+  (('all of it', 'stop', None), (), ('all of it', END)),
+  (('I look.\nAction 1: Search[Tide', 'stop', None), react.STOPS, ('I look.\nAction 1: Search[Tide]\n', ']\n')),
+  (('I [too] look.', 'stop', None), react.STOPS, ('I [too] look.', END)), (('[a\nb', 'stop', None), react.STOPS, ('[a\nb', END)),
+  (('So:\n```python\nx = 1', 'stop', None), (FENCE,), (f'So:\n```python\nx = 1{FENCE}', FENCE)),
+  (('```\nx\n``` is it', 'stop', None), (FENCE,), ('```\nx\n``` is it', END))])
 def test_a_reply_ends_as_a_span_does(given, stops, expected):
   assert chat_policy.ended(*given, stops) == expected
+
+
+def test_react_searches_though_the_server_does_not_say_what_stopped_it():
+  replies = reply('I look it up.\nAction 1: Search[Tide'), reply('I know.\nAction 2: Finish[Ada Moor')
+  (tree,), _ = grow_with(*replies, grow=react.grow)
+  assert (tree.answer, tree.metrics['searches'], tree.metrics['malformed']) == ('Ada Moor', 1, 0)
 
 
 def test_a_span_that_ended_itself_has_the_end_token_and_the_server_never_sees_it():
