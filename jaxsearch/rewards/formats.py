@@ -35,11 +35,11 @@ def last_boxed(text: str) -> str | None:
 
 
 def unwrapped(text: str) -> str:
-  r"""Strips a text and LaTeX's wrappers around words, nested too: `\text{…}`, `\boxed{…}`."""
-  wrapper = r'\\(?:boxed|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}'
+  r"""Strips a text and LaTeX's wrappers around words, nested too: `\text{…}`, `\boxed{…}`; `~` is a space."""
+  wrapper = r'\\(?:boxed|emph|text|math)(?:rm|bf|it|sf|tt|up|normal)?\s*\{([^{}]*)\}'
   while (shorter := re.sub(wrapper, r'\1', text)) != text:
     text = shorter
-  return text.strip()
+  return text.replace('~', ' ').strip()
 
 
 def chain_format(spans: Sequence[Any], is_turn: Callable[[Any, str], bool] = grammar.is_turn) -> float:

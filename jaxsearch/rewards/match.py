@@ -23,11 +23,12 @@ _CLOSED_ANSWERS = frozenset({'yes', 'no', 'noanswer'})
 # A sign belongs to the number unless something stands before it ('3-4', 'covid-19').
 _CURRENCY = re.compile(r'(?:(?<!\w)([-+])\s?)?\\?[$€£¥₹]\s*')
 _NUMBER = re.compile(r'''
-  (?<![\w^])                                                      # the 2 of km2, CO2 or m^2 is no number
+  (?<![\w^])(?<!\^\{)                                            # the 2 of km2, CO2, m^2 or m^{2} is no number
   (?P<number>[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![.\w])\.[0-9]+)
              (?:[eE](?P<exponent>[-+]?[0-9]+)(?!\w))?)
   (?:\s?/\s?(?P<divisor>[0-9]+)(?![.,]?[0-9]))?
   (?P<percent>\s*(?:\\?%|per\s?cent\b))?''', re.VERBOSE)
+_FRACTION = re.compile(r'(?<![0-9])\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}')
 # Characters; far above any answer, and far below what takes long to compute with.
 _LONGEST_NUMBER, _LONGEST_EXPONENT = 100, 4
 
@@ -102,12 +103,13 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
 
 
 def read_number(text: str) -> tuple[Fraction, bool] | None:
-  """Reads the last number in a text, and whether a per cent sign follows it; None without one.
+  r"""Reads the last number in a text, and whether a per cent sign follows it; None without one.
 
   Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers
-  (3/4), all in ASCII digits. Units are ignored ('1.5 million' is 1.5), and so are digits inside a word
-  ('km2').
+  (3/4), all in ASCII digits, and as LaTeX has them (10{,}000, \frac{3}{4}). Units are ignored ('1.5 million'
+  is 1.5), and so are digits inside a word ('km2').
   """
+  text = _FRACTION.sub(r'\1/\2', text.replace('{,}', ','))
   text = _CURRENCY.sub(r' \1', text.replace('\N{MINUS SIGN}', '-'))
   last = collections.deque(_NUMBER.finditer(text), maxlen=1)
   if not last:

@@ -21,7 +21,7 @@ def test_last_boxed(text, expected):
     (r'\text{Paris}', 'Paris'), (r'\mathrm{Paris}', 'Paris'), (r'\textbf{ Paris }', 'Paris'),
     (r'\text {Paris}', 'Paris'),
     (r'\textbf{\text{Paris}}', 'Paris'), (r'\text{Paris, }\textit{France}', 'Paris, France'),
-    (r'12\text{ km}', '12 km'),
+    (r'12\text{ km}', '12 km'), (r'\emph{New~York}', 'New York'),
     (r'\text{}', None), (r'\frac{1}{2}', r'\frac{1}{2}'), (r'\mathbb{R}', r'\mathbb{R}')])
 def test_the_wrappers_of_words_in_a_box_are_taken_off(content, expected):
   assert formats.last_boxed(rf'It is \boxed{{{content}}}.') == expected
