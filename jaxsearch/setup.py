@@ -295,10 +295,11 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
     elif not config.search.by_source:
       raise ValueError(f"tools: {opening[0]!r} opens documents, which search.backend="
                        f"{config.search.backend!r} does not: take 'bm25' or 'index'")
+  slowest = max(config.search.timeout, config.mcp.timeout, config.python.seconds)
   return Tools(
     search=search, topk=config.search.topk, python=PythonSandbox(**config.python),
     services={name: SERVICES[name](config[name], config.dtype, mesh) for name in services},
-    deadline=max(60.0, 2 * config.search.timeout, 2 * config.mcp.timeout),  # they wait for a worker, too
+    deadline=max(60.0, 2 * slowest),  # calls wait for a worker, too
     workers=config.sampler.tool_workers, max_observation=config.sampler.max_observation,
     answer_reserve=max(32, config.grow.get('context_tokens', 0)), words=config.search.words, offered=offered)
 

@@ -79,6 +79,11 @@ def test_back_ends_without_a_corpus_read_none(monkeypatch, tmp_path):
     tools = setup.open_tools(settings(backend='http', url='http://127.0.0.1:9', timeout=timeout))
     assert tools.deadline == deadline
     tools.python.close()
+  slow = settings()
+  slow.python.seconds = 120
+  tools = setup.open_tools(slow, 'world')
+  assert tools.deadline == 240
+  tools.python.close()
 
 
 def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):

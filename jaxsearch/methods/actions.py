@@ -122,6 +122,13 @@ def write_until(node: Node, stop: tuple[str, ...], max_tokens: int,
   return span
 
 
+def write_context(node: Node, max_tokens: int, stop: tuple[str, ...] = ()) -> Growth[Node]:
+  """Grows one span to `</context>`, past those in a thought, or to another of the stop strings."""
+  tag = '</context>'
+  return write_until(node, (tag, *stop), max_tokens,
+                     lambda span: span.stop != tag or tag in span.tree.grammar.content(span))
+
+
 def finish(tree: Tree, last: Node, answer: str | None, *, spent: bool = False) -> None:
   """Ends the episode with the answer of its last span, or says why not; `spent`: its budget is."""
   tree.answer = answer

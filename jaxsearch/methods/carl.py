@@ -19,7 +19,14 @@ import numpy as np
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
-from jaxsearch.methods.actions import Action, count_malformed, finish, read, write_until
+from jaxsearch.methods.actions import (
+  Action,
+  count_malformed,
+  finish,
+  read,
+  write_context,
+  write_until,
+)
 from jaxsearch.methods.credit import (
   credit_relative,
   credit_with_critic,
@@ -30,7 +37,7 @@ from jaxsearch.methods.credit import (
 )
 from jaxsearch.methods.search_r1 import reward, start
 from jaxsearch.rewards import formats
-from jaxsearch.sampler.requests import Generate, Growth, RunPython, ToolFailure
+from jaxsearch.sampler.requests import Growth, RunPython, ToolFailure
 from jaxsearch.tools import faults
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
@@ -75,7 +82,7 @@ def proceed(tree: Tree, node: Node, segments: int, max_tokens: int, context_toke
 
 def remember(tree: Tree, raw: Node, context_tokens: int) -> Growth[Node]:
   """Grows the context of a raw output and forgets the output."""
-  written = yield Generate(raw, stop=('</context>',), max_tokens=context_tokens)
+  written = yield from write_context(raw, context_tokens)
   return assimilate(tree, raw.parent, written)
 
 

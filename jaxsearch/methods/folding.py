@@ -15,6 +15,7 @@ import dataclasses
 from collections.abc import Callable
 
 from jaxsearch.data.questions import Question
+from jaxsearch.methods.actions import write_context
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
@@ -71,7 +72,7 @@ def summarised(node: Node, fold_tokens: int) -> Growth[Node]:
   speech = node.tree.grammar
   end, prompt = before_opening(node), before_opening(node.path()[1])
   asked = end.append(speech.aside(end, REQUEST), Role.PROMPT)
-  written = yield Generate(asked, stop=('</context>', *speech.stops), max_tokens=fold_tokens)
+  written = yield from write_context(asked, fold_tokens, speech.stops)
   written.data['segment'] = 'summary'
   said = speech.content(written)
   notes = grammar.context_block(said)[0] or said.strip()

@@ -170,7 +170,7 @@ def test_tags_that_a_thought_names_are_no_boxes(first, last):
 
 def test_carl_takes_no_context_and_no_answer_from_a_thought():
   said = [[{'python': {'code': "print(search('x'))"}}],
-          '<think>I copy it into a <context> block.</think>\n<context>Ada wrote it.</context>',
+          ('<think>I copy it into <context>…</context>',), (' tags.</think>\n<context>Ada wrote it.</context>',),
           '<think>Is it \\boxed{Ada}?</think>\nI cannot tell.']
   tree, _, _ = drive('hermes', said, carl, 'carl', printed='Ada wrote it')
   kept = [node.data['context'] for node in tree.walk() if node.data.get('segment') == 'assimilate']

@@ -6,9 +6,9 @@ the first one; 'optional' leaves that to the model.
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
-from jaxsearch.methods.actions import read
+from jaxsearch.methods.actions import read, write_context
 from jaxsearch.methods.prompted import write
-from jaxsearch.sampler.requests import Generate, Growth
+from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Role, Tree
 
 TAGS, TOOLS = carl.TAGS, carl.TOOLS
@@ -38,7 +38,7 @@ def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int
       continue
     raw = yield from carl.invoke(action, 'working')
     if forget:
-      written = yield Generate(raw, stop=('</context>',), max_tokens=max_tokens)
+      written = yield from write_context(raw, max_tokens)
       raw = carl.assimilate(tree, node, written)
     node = raw
   carl.commit(tree, action)
