@@ -1,4 +1,4 @@
-"""ZeroSearch on the embedded world: GRPO on F1 searches in made-up documents, with more and more noise among them.
+"""ZeroSearch on the embedded world: GRPO with F1, searching made-up documents among which noise grows.
 
     jaxsearch train --config configs/zerosearch.py
 

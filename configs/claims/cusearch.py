@@ -1,6 +1,6 @@
 """CuSearch's claim: of the same rollouts, training on the K that searched most teaches more than on K at random.
 
-    jaxsearch sweep --config configs/claims/cusearch.py         # what decides first; _bed.py makes the policy
+    jaxsearch sweep --config configs/claims/cusearch.py         # what decides first; _bed.py says how to make the policy
     jaxsearch sweep --config configs/claims/cusearch.py:full    # against training on all, by equal updates and by the paper's
     jaxsearch sweep --config configs/claims/cusearch.py:enough  # condition C1: from a policy that searches as much as it should
     jaxsearch sweep --config configs/claims/cusearch.py:quiet   # condition C2: nothing that a repeated search could mend

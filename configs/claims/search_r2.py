@@ -1,6 +1,6 @@
 """Search-R2's claim: a refiner that cuts drafts at their flaw and regenerates teaches more than more drafts do (its table 7).
 
-    jaxsearch sweep --config configs/claims/search_r2.py        # what decides first; _bed.py makes the policy
+    jaxsearch sweep --config configs/claims/search_r2.py        # what decides first; _bed.py says how to make the policy
     jaxsearch sweep --config configs/claims/search_r2.py:tables # the rows of its tables 3, 4, 5, 7 and 8, against Search-R1
 
 The actor searches a wrong title somewhere in a third of its chains and knows what a review looks like. Greedily it seldom errs,

@@ -1,6 +1,6 @@
 """SLATE's claims: truncated sampling, judged steps, their number, a judge that errs, the bonus for early answers.
 
-    jaxsearch sweep --config configs/claims/slate.py          # the 2 x 2 first; _bed.py makes the policy
+    jaxsearch sweep --config configs/claims/slate.py          # the 2 x 2 first; _bed.py says how to make the policy
     jaxsearch sweep --config configs/claims/slate.py:bonus    # after the commands below
 
 The policy is CuSearch's, which goes on too seldom. Control: a judge whose scores are drawn at random. With the answers of other
