@@ -131,10 +131,15 @@ def architecture(config: ConfigDict) -> DecoderConfig:
 
 
 def _as_run(config: ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
+  check_positions(config, model_config, f'model={config.model!r}')
+  return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
+
+
+def check_positions(config: ConfigDict, model_config: DecoderConfig, name: str) -> None:
+  """Raises ValueError if the sampler's paths may be longer than a model has positions."""
   if config.sampler.length > model_config.max_position:
     raise ValueError(f'sampler.length={config.sampler.length} is more than the {model_config.max_position} '
-                     f'positions of model={config.model!r}')
-  return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
+                     f'positions of {name}')
 
 
 def param_shardings(model_config: DecoderConfig, mesh: Mesh) -> dict:

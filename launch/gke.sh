@@ -15,6 +15,10 @@ case $OUT in
   /data/* | *://*) ;;
   *) echo "gke.sh: OUT=$OUT would be lost with its pod: name a path below /data, or a bucket" >&2; [ -n "$DRY_RUN" ] || exit 2 ;;
 esac
+for name in MODEL QUESTIONS SEARCH_URL RETRIEVER ROLLOUT_URLS ROLLOUT_ARGS OUT; do  # they stand between quotes in the manifest
+  value=${!name//\\/\\\\}
+  printf -v "$name" %s "${value//\"/\\\"}"
+done
 COORDINATOR=$NAME-hosts-0-0.$NAME:8476
 ARGUMENTS=$("$PYTHON" -c 'import json, sys; print(json.dumps(sys.argv[1:]))' "$@")
 export NAME IMAGE HOSTS RESOURCE DEVICES NODES CLAIM COMMAND CONFIG MODEL QUESTIONS SEARCH_URL RETRIEVER RETRIEVER_GPUS TRAIN_GPUS PORT OUT

@@ -314,6 +314,18 @@ def test_a_cache_that_does_not_fit_is_one_line(arguments, command, tmp_path):
   assert ('rerun the same command with less to resume' in errors) == ('config.out' in arguments[-1])
 
 
+@pytest.mark.parametrize('name', ['checkpoint', 'config.model'])
+def test_paths_longer_than_a_model_has_positions_are_refused(name, command, tmp_path):
+  for file in world.POLICY.glob('*.*'):
+    (tmp_path / file.name).symlink_to(file)
+  (tmp_path / 'config.json').unlink()
+  own = json.loads((world.POLICY / 'config.json').read_text())
+  (tmp_path / 'config.json').write_text(json.dumps(own | {'max_position_embeddings': 256}))
+  status, _, errors = command('eval', '--questions=world:test', '--limit=1', f'--{name}={tmp_path}')
+  assert status == 2 and errors.count('\n') == 1
+  assert f"is more than the 256 positions of {name.removeprefix('config.')}='{tmp_path}'" in errors
+
+
 def test_an_evaluation_out_of_memory_says_what_to_lower(folder, command, after, tmp_path):
   after(5, ran_out)
   out = tmp_path / 'r.json'

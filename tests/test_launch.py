@@ -229,7 +229,8 @@ def test_hosts_share_what_they_have_compiled(programs, launch, hosts, given, exp
   {'HOSTS': '4'},
   {'HOSTS': '2', 'RESOURCE': 'nvidia.com/gpu', 'DEVICES': '8',
    'NODES': '{"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}', 'ROLLOUT': 'sglang', 'MODEL': '/data/Qwen',
-   'ROLLOUT_GPUS': '4,5,6,7', 'TRAIN_GPUS': '0,1,2,3', 'ROLLOUT_PYTHON': '/sglang/bin/python', 'ROLLOUT_ARGS': '--tp-size=4'}])
+   'ROLLOUT_GPUS': '4,5,6,7', 'TRAIN_GPUS': '0,1,2,3', 'ROLLOUT_PYTHON': '/sglang/bin/python',
+   'ROLLOUT_ARGS': r'--tp-size=4 --options={"path": "a\\b"}'}])
 def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
   kubernetes_validate = pytest.importorskip('kubernetes_validate')
   found = yaml.safe_load(run('gke.sh', '--dry-run', '--config.grow.max_tokens=5', 'say "hello"',
@@ -257,7 +258,7 @@ def test_the_jobset_is_a_valid_job_for_tpus_and_gpus(rented):
     assert 'sampler.engine=sglang --config.sampler.urls=http://127.0.0.1:8001' in pod
     assert said.splitlines()[-2].rstrip() == (
       'env CUDA_VISIBLE_DEVICES=4,5,6,7 /sglang/bin/python -m sglang.launch_server --model-path /data/Qwen '
-      '--host 127.0.0.1 --port 8001 --tp-size=4')
+      '--host 127.0.0.1 --port 8001 --tp-size=4 --options={"path": "ab"}')
 
 
 def test_what_is_installed_can_serve(launch):

@@ -174,7 +174,8 @@ class TextEncoder:
 
   def _vectors(self, texts: list[str]) -> np.ndarray:
     ids = [encoding.ids for encoding in self._tokenizer.backend.encode_batch(texts)]
-    lengths = [next((n for n in LENGTHS if n >= len(one)), self._max_length) for one in ids]
+    short = [length for length in LENGTHS if length < self._max_length]
+    lengths = [next((length for length in short if length >= len(one)), self._max_length) for one in ids]
     devices, result = self._split.mesh.size, np.zeros((len(texts), self.width), np.float32)
     waiting = []  # the host packs the next batch meanwhile
     for length in sorted(set(lengths)):

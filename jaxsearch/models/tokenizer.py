@@ -104,10 +104,13 @@ class Tokenizer:
     return self._pieces + [b''] * ((size or 0) - self.vocab_size)
 
   def check_fits(self, size: int) -> None:
-    """Raises ValueError if there are more tokens than the `size` embeddings of a model."""
+    """Raises ValueError if there are more tokens, or end tokens beyond the `size` embeddings of a model."""
     if self.vocab_size > size:
       raise ValueError(f'the tokenizer has {self.vocab_size} tokens, but the model {size} embeddings: it is '
                        'that of another model')
+    if beyond := [token for token in self.eos_ids if token >= size]:
+      raise ValueError(f'eos_token_id {beyond[0]} (generation_config.json, config.json) is beyond the {size} '
+                       'embeddings of the model')
 
   def chat(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True,
            **variables: Any) -> str:
@@ -133,6 +136,8 @@ class Tokenizer:
     """Writes tokenizer.json, tokenizer_config.json and chat_template.jinja, for `load` and transformers."""
     folder = pathlib.Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    for left in ('special_tokens_map.json', 'added_tokens.json', 'chat_template.jinja'):  # by another one
+      (folder / left).unlink(missing_ok=True)
     write_whole(folder / 'tokenizer.json', self.backend.to_str(pretty=True))
     # not save_pretrained: the class that it names (TokenizersBackend) is unknown to transformers 4
     config = {'tokenizer_class': 'PreTrainedTokenizerFast', 'clean_up_tokenization_spaces': False}

@@ -89,7 +89,7 @@ def from_folder(folder: pathlib.Path) -> dict[str, Any]:
   model = files.get('config.json', {}) | files.get('generation_config.json', {})
   listed = model.get('eos_token_id')
   listed = listed if isinstance(listed, list) else [listed]
-  eos_ids = tuple(dict.fromkeys(i for i in [eos, *listed] if i is not None))
+  eos_ids = tuple(dict.fromkeys(i for i in [eos, *listed] if i is not None and i >= 0))
   pad_id = next((i for i in (pad, model.get('pad_token_id'), *eos_ids) if i is not None and i >= 0), 0)
   template = named.chat_template
   if isinstance(template, dict):

@@ -35,12 +35,13 @@ CALIBRATION = {
 class Work:
   """Describes a step: trees of a prompt, `turns` observations, and policy spans around and between them."""
   questions: int
-  trees: int        # of all questions
+  trees: int        # of all questions; a chain that branches off counts as one
   branches: int     # alternatives for every policy span (SLATE), of which one goes on
   turns: float      # on average
   prompt: int       # tokens
   tokens: int       # of a policy span
   observation: int  # tokens
+  chains: int = 1   # of a tree, among `trees`
 
   @property
   def decoded(self) -> int:
@@ -79,9 +80,11 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
   observation = observation or max(1, min(512, (length - prompt) // 2 // max(turns, 1)))
   room = (length - prompt - turns * observation) // (turns + 1)
   most = min(grow.get('max_tokens', 512), grow.get('max_response', math.inf) // (turns + 1))
-  trees = config.questions_per_step * config.group_size * (1 + grow.get('max_revisions', 0))
+  chains = 1 + grow.get('max_revisions', 0) + grow.get('extra', 0)
+  chains += grow.get('rounds', 0) * grow.get('branches', 0)
+  trees = config.questions_per_step * config.group_size * chains
   tokens = tokens or max(1, min(most, room))
-  return Work(config.questions_per_step, trees, grow.get('k', 1), turns, prompt, tokens, observation)
+  return Work(config.questions_per_step, trees, grow.get('k', 1), turns, prompt, tokens, observation, chains)
 
 
 def published(work: Work) -> Work:
@@ -103,7 +106,7 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
   rounds = work.trees * work.branches / (hosts * slots)
   steps = max(1, math.ceil(rounds) if whole else rounds) * (work.turns + 1) * work.tokens
   kept = min(config.credit.get('keep', work.trees), work.trees)  # CuSearch trains on some
-  updates = math.ceil(kept / (config.train.mini_batch or kept))
+  updates = math.ceil(kept / (config.train.mini_batch * work.chains or kept))
   rows = math.ceil(work.trained * kept / work.trees / config.train.row_length)
   micro = updates * math.ceil(rows / updates / config.train.micro_rows)
   trained = config.train.epochs * updates, config.train.epochs * micro

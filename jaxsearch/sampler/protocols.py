@@ -37,10 +37,10 @@ class Vllm:
   @staticmethod
   def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str],
                ends: Sequence[int]) -> dict:
-    # The model's own end tokens are ours, or not meant.
+    # The model's own end tokens are ours, or not meant. A stop string may be a special token.
     return {'token_ids': ids, 'sampling_params': vars(sampling) | {
       'top_p': 1.0, 'top_k': 0, 'max_tokens': most, 'seed': seed, 'logprobs': 0, 'stop': stop,
-      'stop_token_ids': ends, 'ignore_eos': True}}
+      'stop_token_ids': ends, 'ignore_eos': True, 'skip_special_tokens': False}}
 
   @staticmethod
   def read(reply: Any) -> Reply:

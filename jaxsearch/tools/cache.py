@@ -54,7 +54,12 @@ class Cache:
     with self._lock:
       fetching = self._fetching.setdefault(key, threading.Lock())
     with fetching:
-      row = self._run('SELECT answer FROM answers WHERE key = ?', key)
+      try:
+        row = self._run('SELECT answer FROM answers WHERE key = ?', key)
+      except sqlite3.OperationalError:  # another process has been writing for longer than the timeout
+        if self._replay:
+          raise
+        row = None
       if row and (self._replay or not again):
         return json.loads(row[0])
       if self._replay:

@@ -5,8 +5,10 @@
 """
 
 import os
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from jaxsearch.tools.cache import Cache
 from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
@@ -41,6 +43,7 @@ class Chat(JsonClient):
     super().__init__(addresses, token=key, **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._concurrency, self._cache = concurrency, Cache(cache)
+    self._reasons = False  # whether the model was found to be one of OpenAI's that reason
     self._hint = '' if key else f' ({KEY} holds no key)'
 
   def reply(self, prompt: Prompt, seed: int | None = None) -> str:
@@ -53,6 +56,22 @@ class Chat(JsonClient):
     if seed is not None and self._settings['temperature'] > 0:
       body['seed'] = seed
     return self._cache.get([self.identity, body], lambda: self.post(body, _text))
+
+  def post(self, body: Mapping[str, Any], parse: Callable[[Any], Any]) -> Any:
+    """Posts as `JsonClient` does; again without what OpenAI's models that reason refuse, once one has.
+
+    These count their thoughts against the limit, and always sample.
+    """
+    if not self._reasons:
+      try:
+        return super().post(body, parse)
+      except ChatError as error:
+        if error.status != 400 or 'max_completion_tokens' not in error.reason:
+          raise
+      self._reasons = True
+      warnings.warn(f'{body["model"]} takes no temperature, and thinks within max_tokens', stacklevel=2)
+    taken = {name: value for name, value in body.items() if name not in ('max_tokens', 'temperature')}
+    return super().post(taken | {'max_completion_tokens': body['max_tokens']}, parse)
 
   def replies(self, prompts: Sequence[Prompt],
               seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:

@@ -81,10 +81,11 @@ def decays(params: dict) -> dict:
 
 
 def update(state: TrainState, grads: dict, loss, optimizer: GradientTransformation,
-           seed: Sequence[int] = (0,)) -> tuple[TrainState, jax.Array]:
+           seed: Sequence[int] = (0,), tokens=1) -> tuple[TrainState, jax.Array]:
   """Returns the state after one optimizer step in float32, and the norm of the gradient.
 
-  If the loss or the norm is not finite, only counts change. `seed` is that of the rounding to bfloat16.
+  If the loss or the norm is not finite, only counts change; without trained `tokens` nothing does, or old
+  momentum would move the parameters on. `seed` is that of the rounding to bfloat16.
   """
   grad_norm = optax.tree.norm(grads)
   params = cast(state.params, jnp.float32)
@@ -92,11 +93,12 @@ def update(state: TrainState, grads: dict, loss, optimizer: GradientTransformati
   key = functools.reduce(jax.random.fold_in, (*seed[1:], state.updates), jax.random.key(seed[0]))
   params = stored(jax.tree.map(jnp.add, params, changes), state.params, key)
   finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
-  keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(finite, new, old))
+  moved = finite & (tokens > 0)
+  keep = functools.partial(jax.tree.map, lambda new, old: jnp.where(moved, new, old))
   return TrainState(
     params=keep(params, state.params), opt_state=keep(opt_state, state.opt_state),
-    updates=state.updates + finite, skipped=state.skipped + ~finite,
-    skipped_in_a_row=jnp.where(finite, 0, state.skipped_in_a_row + 1),
+    updates=state.updates + moved, skipped=state.skipped + ~finite,
+    skipped_in_a_row=jnp.where(moved, 0, state.skipped_in_a_row + ~finite),
   ), grad_norm  # fmt: skip
 
 

@@ -190,8 +190,8 @@ def make_update(loss_fn: Loss, params: dict, optim: ConfigDict, total_updates: i
         merged = lora.merge(base, params, alpha)
         loss_of = lambda adapter, part: loss_fn(lora.adapted(merged, adapter, alpha), part)
       grads, loss, report = accumulate(loss_of, params, batch, placed.params)
-    state, grad_norm = states.update(state, grads, loss, optimizer, seed)
     tokens = jnp.sum(batch.spans)
+    state, grad_norm = states.update(state, grads, loss, optimizer, seed, tokens)
     per_token = {name: value / tokens for name, value in report['mean'].items()}  # NaN where none is trained
     return state, report['sum'] | per_token | report['max'] | {
       'loss': loss, 'grad_norm': grad_norm,

@@ -107,11 +107,12 @@ def vectors_by_hand(model, prefix, pooling):
   return np.array(found)
 
 
-@pytest.mark.parametrize(('recipe', 'query_prefix', 'passage_prefix', 'pooling'), [
-  ('e5', 'query : ', 'passage : ', 'mean'), ('minilm', '', '', 'mean'), ('bge', None, '', 'cls')])
+@pytest.mark.parametrize(('recipe', 'query_prefix', 'passage_prefix', 'pooling', 'lengths'), [
+  ('e5', 'query : ', 'passage : ', 'mean', (4, 8, 16)), ('minilm', '', '', 'mean', (4, 12, 24)),
+  ('bge', None, '', 'cls', (4, 8, 16))])
 def test_texts_become_vectors_as_the_model_card_says(
-    random_bert, text_folder, monkeypatch, recipe, query_prefix, passage_prefix, pooling):
-  monkeypatch.setattr(encoders, 'LENGTHS', (4, 8, 16))
+    random_bert, text_folder, monkeypatch, recipe, query_prefix, passage_prefix, pooling, lengths):
+  monkeypatch.setattr(encoders, 'LENGTHS', lengths)
   ours = TextEncoder(text_folder, recipe, batch_tokens=16)
   np.testing.assert_allclose(ours.passages(TEXTS), vectors_by_hand(random_bert.bert, passage_prefix, pooling), atol=1e-5)
   if query_prefix is not None:

@@ -1,5 +1,6 @@
 """Round trips, the bytes behind ids, folders and chat templates; transformers is the judge of what is written."""
 
+import dataclasses
 import json
 
 import pytest
@@ -84,6 +85,8 @@ def test_pieces_of_a_model_with_a_larger_vocabulary(tokenizer):
   assert tokenizer.decode([tokenizer.vocab_size + 1]) == ''
   with pytest.raises(ValueError, match='tokens, but the model 3 embeddings'):
     tokenizer.pieces(3)
+  with pytest.raises(ValueError, match='eos_token_id 151645 .* is beyond the'):
+    dataclasses.replace(tokenizer, eos_ids=(0, 151645)).check_fits(tokenizer.vocab_size)
 
 
 def test_added_letters_and_words_are_not_special():
@@ -135,6 +138,7 @@ def write(folder, **files):
   (dict(tokenizer_config=dict(eos_token='', pad_token='', bos_token=''), config=dict(eos_token_id=2, pad_token_id=1)),
    (2,), 1, None),
   (dict(config=dict(eos_token_id=2), generation_config=dict(eos_token_id=0)), (0,), 0, None),
+  (dict(config=dict(eos_token_id=-1, pad_token_id=-1)), (), 0, None),
   ({}, (), 0, None),
 ])
 def test_special_ids_of_a_folder(files, eos_ids, pad_id, bos_id, tmp_path):
@@ -157,6 +161,14 @@ def test_transformers_reads_what_we_save(tokenizer, tmp_path):
     ids = tokenizer.encode(text)
     assert again.encode(text) == theirs.encode(text, add_special_tokens=False) == ids
     assert theirs.decode(ids) == text
+
+
+def test_nothing_of_another_tokenizer_stays_in_a_folder(tokenizer, tmp_path):
+  tokenizer.save(tmp_path)
+  write(tmp_path, special_tokens_map=dict(eos_token='<|user|>', pad_token='<|user|>'))
+  dataclasses.replace(tokenizer, chat_template=None).save(tmp_path)
+  again = Tokenizer.load(tmp_path)
+  assert (again.eos_ids, again.pad_id, again.chat_template) == (tokenizer.eos_ids, tokenizer.pad_id, None)
 
 
 # --- chat templates ---

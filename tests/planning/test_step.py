@@ -30,6 +30,11 @@ def test_limits_of_the_methods_count():
   # 3,000 tokens of its own in a chain, each revised at most once
   refined = step.work(load('search_r2_qwen2_5_7b'))
   assert (refined.trees, refined.tokens) == (512 * 5 * 2, 600)
+  branching = load('tree_grpo_qwen2_5_3b')  # 2 trees of 3 chains, eight updates
+  work = step.work(branching)
+  assert (work.trees, work.chains) == (512 * 2 * 3, 3)
+  assert step.calls(work, branching, scored=0, hosts=1, slots=256, segment=32, prefill=2048)['update'][0] == 8
+  assert step.work(load('trace_qwen3_8b')).chains == 3
   assert step.work(load('carl_qwen2_5_7b')).turns == 7
   given = step.work(load('carl_qwen2_5_7b'), turns=2, tokens=10, prompt=20, observation=30)
   assert (given.turns, given.tokens, given.prompt, given.observation) == (2, 10, 20, 30)

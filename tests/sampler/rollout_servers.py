@@ -63,7 +63,7 @@ class Vllm(StandIn):
   def serve(self, path, body):
     if path == '/inference/v1/generate':
       wanted = body['sampling_params']
-      assert not wanted.get('stop') or wanted.get('detokenize', True)
+      assert not wanted.get('stop') or (wanted.get('detokenize', True) and not wanted.get('skip_special_tokens', True))
       tokens, logprobs, cached = self.generate(
         body['token_ids'], wanted['max_tokens'], wanted.get('stop', []), wanted.get('stop_token_ids', []),
         wanted.get('seed', 0))

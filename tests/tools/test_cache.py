@@ -48,9 +48,10 @@ def test_another_file_is_refused_and_left_as_it_is(tmp_path):
     Cache(tmp_path)
 
 
-def test_a_response_is_not_lost_where_the_file_takes_none(tmp_path):
+@pytest.mark.parametrize('lock', ['IMMEDIATE', 'EXCLUSIVE'])
+def test_a_response_is_not_lost_where_the_file_takes_none(lock, tmp_path):
   cache = Cache(tmp_path / 'answers')
-  (other := sqlite3.connect(tmp_path / 'answers')).execute('BEGIN IMMEDIATE')
+  (other := sqlite3.connect(tmp_path / 'answers')).execute(f'BEGIN {lock}')
   cache._db.execute('PRAGMA busy_timeout = 10')
   with pytest.warns(UserWarning, match='answers does not keep responses: database is locked'):
     assert cache.get('x', lambda: 7) == 7

@@ -31,6 +31,19 @@ def test_request_and_reply(monkeypatch):
   assert [message['role'] for message in seen[1][2]['messages']] == ['system', 'user']
 
 
+def test_a_model_that_refuses_max_tokens_is_asked_as_it_wants():
+  refused = {'error': {'message': "Unsupported parameter: 'max_tokens' is not supported with this model. Use "
+                                  "'max_completion_tokens' instead."}}
+  with server((400, refused), (200, told('1'))) as (url, seen):
+    chat = Chat(url, 'm', max_tokens=9)
+    with pytest.warns(UserWarning, match='m takes no temperature, and thinks within max_tokens'):
+      assert chat.reply('a') == '1'
+    assert chat.reply('b') == '1'
+  assert [{*body} - {'model', 'messages'} for _, _, body in seen] == [
+    {'temperature', 'max_tokens'}, {'max_completion_tokens'}, {'max_completion_tokens'}]
+  assert seen[1][2]['max_completion_tokens'] == 9
+
+
 def test_seeds_are_sent_where_replies_are_sampled():
   with server((200, told('x'))) as (url, seen):
     for temperature in (0.0, 0.7):

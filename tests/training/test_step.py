@@ -289,9 +289,13 @@ def test_a_non_finite_gradient_is_skipped_and_counted(tiny):
   assert (metrics['skipped'], metrics['skipped_in_a_row'], state.updates) == (2, 0, 2)
 
 
-def test_a_step_without_anything_to_train_measures_nothing(tiny):
+def test_a_step_without_anything_to_train_measures_and_changes_nothing(tiny):
   lab = tiny.setup()
-  _, row = lab.train_step(lab.state, place(make_batch(lay_out([], 64, pad_id=0), 2), lab.mesh))
+  forest = tiny.random_forest(3, advantages=[1.0, -1.0] * 3)
+  state, _ = lab.train_step(lab.state, place(make_batch(lay_out(forest, 64, pad_id=0), 2), lab.mesh))  # there is momentum now
+  before = jax.tree.map(np.array, state)
+  state, row = lab.train_step(state, place(make_batch(lay_out([], 64, pad_id=0), 2), lab.mesh))
+  jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.array, state))
   assert np.isnan([row[name] for name in ('kl', 'entropy', 'ratio', 'logprob_gap')]).all()  # null in the row
   assert row['loss'] == row['grad_norm'] == row['tokens_trained'] == row['skipped'] == 0
 
