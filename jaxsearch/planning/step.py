@@ -89,7 +89,7 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
 
 def published(work: Work) -> Work:
   """Returns Search-R1's step as published: 2,560 chains, on average 250 generated tokens, 1.5 searches."""
-  return dataclasses.replace(work, questions=512, trees=2560, branches=1, turns=1.5, tokens=100)
+  return dataclasses.replace(work, questions=512, trees=2560, chains=1, branches=1, turns=1.5, tokens=100)
 
 
 def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: int, slots: int, segment: int,

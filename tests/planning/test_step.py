@@ -102,3 +102,4 @@ def test_the_published_workload():
   assert step.waits(work, hosts=2, workers=64) == pytest.approx(3.136 + 3.0)
   calls = step.calls(work, config, scored=1, hosts=1, slots=256, segment=32, prefill=2048)
   assert calls['decode'] == (2500 / 32, 2500)  # ten rounds
+  assert step.published(step.work(load('tree_grpo_qwen2_5_3b'))).chains == 1
