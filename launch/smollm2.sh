@@ -5,9 +5,8 @@
 #
 # FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: a stage that
 # was stopped goes on, one that is done is not done again. The page says which stages were run, how long they took and what they
-# gave. Once the cold start is there, seeds are done soonest side by side, each on a core of its own:
-#
-#   SEEDS=0 taskset -c 0 bash launch/smollm2.sh … & SEEDS=1 taskset -c 1 bash launch/smollm2.sh …
+# gave. Seeds are done soonest side by side, each on a core of its own (9 GiB of memory each): after the cold start, run the line
+# `jaxsearch train` below for each of them, behind `taskset -c CORE`; this script then only scores them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
