@@ -65,7 +65,8 @@ GRIDS = {
     'Auto - Full': (AUTO, 'full'), 'Auto - Full, two updates': (AUTO, 'full-two-updates'),
     'Phase - Full': (PHASE, 'full'),
     'Auto - Random, raw': ('auto-raw', 'random-raw'), 'Phase - Random, raw': ('phase-raw', 'random-raw'),
-    'Random - Anti, raw': ('random-raw', 'anti-raw')}, (RANDOM, EXCHANGED), ('', 'full', 'enough', 'quiet', 'again')),
+    'Random - Anti, raw': ('random-raw', 'anti-raw')},
+    (RANDOM, EXCHANGED), ('', 'full', 'enough', 'quiet', 'again')),
   'search_r2': Grid({
     '**Search-R2 - Search-R1, n = 10**': ('search-r2', 'search-r1-n-10'),
     '**Search-R2 - random refiner**': ('search-r2', 'random-refiner'),

@@ -19,14 +19,7 @@ import numpy as np
 from jaxsearch.advantages import smdp_td
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups
-from jaxsearch.methods.actions import (
-  Action,
-  count_malformed,
-  finish,
-  read,
-  write_context,
-  write_until,
-)
+from jaxsearch.methods.actions import Action, count_malformed, finish, read, write_context, write_until
 from jaxsearch.methods.credit import (
   credit_relative,
   credit_with_critic,

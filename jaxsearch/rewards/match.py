@@ -23,7 +23,7 @@ _CLOSED_ANSWERS = frozenset({'yes', 'no', 'noanswer'})
 # A sign belongs to the number unless something stands before it ('3-4', 'covid-19').
 _CURRENCY = re.compile(r'(?:(?<!\w)([-+])\s?)?\\?[$€£¥₹]\s*')
 _NUMBER = re.compile(r'''
-  (?<![\w^])(?<!\^\{)                                            # the 2 of km2, CO2, m^2 or m^{2} is no number
+  (?<![\w^])(?<!\^\{)                        # the 2 of km2, CO2, m^2 or m^{2} is no number
   (?P<number>[-+]?(?:[0-9]{1,3}(?:,[0-9]{3})+(?!,?[0-9])(?:\.[0-9]+)?|[0-9]+(?:\.[0-9]+)?|(?<![.\w])\.[0-9]+)
              (?:[eE](?P<exponent>[-+]?[0-9]+)(?!\w))?)
   (?:\s?/\s?(?P<divisor>[0-9]+)(?![.,]?[0-9]))?
