@@ -183,11 +183,11 @@ def _attend(q, keys, values, starts):
   S, n, H, h = q.shape
   K, T = values.shape[1:3]
   q = jnp.transpose(q.reshape(S, n, K, H // K, h), (0, 2, 3, 1, 4)).reshape(S, K, -1, h)
-  scores = jnp.einsum('skqh,skht->skqt', q, keys, preferred_element_type=jnp.float32) * h**-0.5
+  scores = _wide('skqh,skht->skqt', q, keys) * h**-0.5
   seen = jnp.arange(T) <= (starts[:, None] + jnp.arange(n))[:, :, None]
   scores = jnp.where(seen[:, None, None], scores.reshape(S, K, H // K, n, T), NEGATIVE)
   weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-  attended = jnp.einsum('skqt,skth->skqh', weights.reshape(S, K, -1, T), values)
+  attended = _wide('skqt,skth->skqh', weights.reshape(S, K, -1, T), values).astype(values.dtype)
   return jnp.transpose(attended.reshape(S, K, H // K, n, h), (0, 3, 1, 2, 4)).reshape(S, n, H, h)
 
 

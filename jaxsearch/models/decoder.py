@@ -220,5 +220,5 @@ def logits(params: dict, hidden):
   """Returns [..., V] float32 logits of hidden states [..., D]."""
   table = params.get('unembedding', params['embedding'])
   if isinstance(table, Transposed):
-    return table.multiply(hidden).astype(jnp.float32)
+    return table.multiply(hidden, jnp.float32)
   return jnp.einsum('...d,vd->...v', hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)

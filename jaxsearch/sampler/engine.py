@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jaxsearch.models.architecture import INPUTS, DecoderConfig, parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import fuse, unstack
 from jaxsearch.models.kernels import paged_attention
-from jaxsearch.models.sampling_weights import Quantised, quantise, transpose
+from jaxsearch.models.sampling_weights import Quantised, dtype_on_cpu, quantise, transpose
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import segment
@@ -42,7 +42,8 @@ class Engine(Device):
   """A policy that prefills, scores and decodes paths of tokens on the device.
 
   Args:
-    config: the decoder; its `dtype` is also that of the cache. A single CPU device computes in float32.
+    config: the decoder; its `dtype` is also that of the cache. A single CPU device computes in float32, but for
+      products of bfloat16 where it has them.
     tokenizer: a `models.tokenizer.Tokenizer`, or anything with its pieces(size), decode, eos_ids, pad_id and
       special_tokens.
     slots: paths decoded at a time. With at most a quarter left to decode in any lane, a smaller program runs.
@@ -119,7 +120,8 @@ class Engine(Device):
                                        config.head_dim, split)
     self._pooled, self._split = kept('tensor', segment.LANES), kept(segment.LANES, 'tensor')
     self._allocate = segment.allocator(config, pool, self._pooled)
-    self._prepare = _prepare(config, rounding, weights, self._mesh, self._whole)
+    matrices = dtype_on_cpu(rounding) if self._mesh is None and platform == 'cpu' else ''
+    self._prepare = _prepare(config, rounding, matrices, weights, self._mesh, self._whole)
     self._following = np.zeros((STATES, config.vocab_size), np.int16)
 
   def largest_programs(self) -> tuple[dict[str, tuple], dict, list]:
@@ -196,15 +198,14 @@ class Engine(Device):
 
 
 @functools.cache
-def _prepare(config: DecoderConfig, rounding: str, weights: str, mesh: Mesh | None,
+def _prepare(config: DecoderConfig, rounding: str, matrices: str, weights: str, mesh: Mesh | None,
              whole: Sharding) -> Callable:
   """Compiles the cast and unstacking of parameters for sampling: fused on one device, or split over `tensor`.
 
   They are rounded as a cast to the dtype `rounding` would; XLA leaves out a cast there and back. Then they
-  are quantised, as `weights` says, or transposed on a CPU.
+  are quantised, as `weights` says, or transposed on a CPU, in the dtype `matrices`.
   """
   kept = jnp.finfo(rounding)
-  on_cpu = mesh is None and next(iter(whole.device_set)).platform == 'cpu'
 
   def prepare(params):
     rounded = lambda p: jax.lax.reduce_precision(p, kept.nexp, kept.nmant).astype(config.dtype)
@@ -213,8 +214,10 @@ def _prepare(config: DecoderConfig, rounding: str, weights: str, mesh: Mesh | No
     layers = params['layers']
     if weights != 'same':
       layers = [quantise(layer, weights) for layer in layers]
-    elif on_cpu:
-      layers = [transpose(layer) for layer in layers]
+    elif matrices:
+      layers = [transpose(layer, matrices) for layer in layers]
+      if matrices != config.dtype:  # for logits; once, not in every call
+        params['rounded'] = params.get('unembedding', params['embedding']).astype(matrices)
     return params | {'layers': layers}
 
   return jax.jit(prepare, out_shardings=sampling_layout(config, weights, mesh, whole))

@@ -15,6 +15,7 @@ from jaxsearch.methods import folding, search_r1
 from jaxsearch.models.architecture import INPUTS
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.vocabulary import target_logprobs
+from jaxsearch.sampler import engine as engine_module
 from jaxsearch.sampler.requests import LENGTH, Generate, Score, Search, ToolFailure
 from jaxsearch.trees import grammar, grammars
 from jaxsearch.trees.layout import lay_out
@@ -128,11 +129,26 @@ def test_weights_of_8_bits_are_those_that_sample(make_engine, config, params, we
   np.testing.assert_allclose(captured, expected, atol=2e-3)  # a weight between two steps may be rounded to either
 
 
-def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params):
+def test_on_a_cpu_a_bfloat16_policy_is_sampled_in_float32(make_engine, config, params, monkeypatch):
+  monkeypatch.setattr(engine_module, 'dtype_on_cpu', lambda dtype: 'float32')
   rounded = jax.tree.map(lambda x: x.astype('bfloat16').astype('float32'), params)  # as training rounds them
   lower, _ = run(make_engine(config=dataclasses.replace(config, dtype='bfloat16')), chains(PROMPTS))
   same, _ = run(make_engine(params=rounded), chains(PROMPTS))
   assert spans(lower) == spans(same)
+
+
+def test_where_a_cpu_multiplies_bfloat16_the_sampler_does_too(make_engine, config, params, monkeypatch):
+  monkeypatch.setattr(engine_module, 'dtype_on_cpu', lambda dtype: dtype)
+  config = dataclasses.replace(config, dtype='bfloat16')
+  trees, _ = run(make_engine(config=config), chains(PROMPTS * 2))
+  captured, trained = logprobs_of(trees, config, params, temperature=1.0)
+  rounded = jax.tree.map(lambda x: x.astype('bfloat16').astype('float32'), params)
+  _, exact = logprobs_of(trees, dataclasses.replace(config, dtype='float32'), rounded, temperature=1.0)
+  gap = lambda other: np.abs(captured - other).mean()
+  print(gap(trained), gap(exact), np.abs(trained - exact).mean())
+  assert 1e-4 < gap(exact) < 0.02
+  assert gap(trained) < 0.02
+
 
 
 def test_fork_and_rewind_continue_as_a_fresh_prefill(make_engine, next_logprobs, tokenizer):
