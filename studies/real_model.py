@@ -44,7 +44,7 @@ def study(given, out) -> str:
 
 def report(rows, which) -> str:
   """Writes figures over some benchmarks, all if (), and what reinforcement learning adds to each."""
-  runs = {name: [row] for name, row in rows.items() if name in POLICIES}
+  runs = {name: [rows[name]] for name in POLICIES if name in rows}
   runs[TRAINED] = [row for name, row in rows.items() if name.startswith(TRAINED)]
   asked = {figure: [name for name in runs[TRAINED][0][figure] if not which or name.split('/')[0] in which]
            for figure in FIGURES}
