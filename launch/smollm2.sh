@@ -41,4 +41,4 @@ for policy in cold_policy "${seeds[@]/#/rl_}"; do
   bench "$policy.json" --config smollm2_wiki:rl --checkpoint "$out/$policy" --corpus "$data/wiki_corpus.jsonl" \
     --closed-book "$out/direct.json"
 done
-step .venv/bin/python -m studies.real_model --folder $out
+step .venv/bin/python -m studies.real_model --folder $out --out $out  # not the rows that are kept in docs/

@@ -1,10 +1,11 @@
 """The result of launch/smollm2.sh: reinforcement learning against the cold start and against one search.
 
     DATA=FOLDER bash launch/smollm2.sh
-    python -m studies.real_model --folder runs/smollm2_wiki
+    python -m studies.real_model --folder runs/smollm2_wiki --out runs/smollm2_wiki
 
 Differences are paired by question and pooled over the seeds of reinforcement learning. Open questions decide:
-their answer is neither yes nor no nor named in the question. Rows are kept, so that a clone prints the same.
+their answer is neither yes nor no nor named in the question. Rows are kept in the folder --out; without flags
+a clone prints ours.
 """
 
 import functools

@@ -42,8 +42,8 @@ class Engine(Device):
   """A policy that prefills, scores and decodes paths of tokens on the device.
 
   Args:
-    config: the decoder; its `dtype` is also that of the cache. A single CPU device computes in float32, but for
-      products of bfloat16 where it has them.
+    config: the decoder; its `dtype` is also that of the cache. A single CPU device computes in float32, and
+      multiplies matrices of bfloat16 where it can.
     tokenizer: a `models.tokenizer.Tokenizer`, or anything with its pieces(size), decode, eos_ids, pad_id and
       special_tokens.
     slots: paths decoded at a time. With at most a quarter left to decode in any lane, a smaller program runs.

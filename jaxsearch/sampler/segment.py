@@ -162,8 +162,8 @@ def decode(config: DecoderConfig, params, pool, front, slots: Slots, table, foll
     S, n = uniforms.shape
     started = slots.remaining > 0
     if mesh is None and kernel is None:  # one CPU
-      matrix = params.get('unembedding', params['embedding'])
-      params = params | {'unembedding': Transposed(params.get('rounded', matrix))}
+      matrix = params.get('rounded', params.get('unembedding', params['embedding']))
+      params = params | {'unembedding': Transposed(matrix)}
     attend = attend_to_front if kernel is None else functools.partial(
       paged_attention.attend, table=table, platform=kernel, mesh=mesh)
 
