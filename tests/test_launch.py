@@ -95,14 +95,13 @@ def test_shellcheck_finds_nothing():
 
 
 @pytest.mark.parametrize('script', SCRIPTS)
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(script, tmp_path):
-  before = sorted(ROOT.iterdir())
-  found = run(script, '--config.steps=7', '--dry-run', '--config.data.questions=a b.jsonl',
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(script, launch, tmp_path):
+  found = run(script, '--config.steps=7', '--dry-run', '--config.data.questions=a b.jsonl', launch=launch,
               OUT=str(tmp_path / 'run'), HOSTS='2')
   assert found.returncode == 0, found.stderr
   assert '--config.steps=7' in found.stdout and '--dry-run' not in found.stdout
   assert re.search(r'questions=a(\\+ b\.jsonl| b\.jsonl")', found.stdout)  # one word, of a shell or of JSON
-  assert sorted(ROOT.iterdir()) == before and not (tmp_path / 'run').exists()
+  assert list(launch.parent.iterdir()) == [launch] and not (tmp_path / 'run').exists()
 
 
 def test_a_pod_does_not_start_where_it_would_lose_its_run(programs, tmp_path):
