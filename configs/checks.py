@@ -228,7 +228,8 @@ FIELDS = {
   'critic_warmup.gate.sign': SHARE,
   'critic_warmup.gate.explained': '<= 1',
 
-  'free_text': '>= 0',  # configs/smollm2_wiki.py
+  # configs/smollm2_wiki.py.
+  **{f'*.{kind}': '>= 0' for kind in ('one_passage', 'bridge', 'free_text', 'composed', 'described')},
   # configs/world_policy.py and world_beds.py: their stages, and the shares of what a stage trains on.
   '*.updates': COUNT,
   '*.rows': COUNT,

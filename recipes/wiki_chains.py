@@ -35,12 +35,9 @@ from jaxsearch.training import row_files
 from jaxsearch.trees.grammars import Called, Tagged
 from recipes import wiki_lookups as lookups
 from recipes import wiki_reading as reading
+from recipes.wiki_composing import compose
 
 Search = Callable[[str], list[Document]]
-TIMES = {'bridge': 2, 'one passage': 3}  # chains of these kinds for one of a kind that is not here
-# Proportions of the kinds of questions to reinforce; those about free text where there are any. Without
-# comparisons: a model this small does not learn to compare two years, and of yes and no it learns one.
-HARD = TIMES | {'described': 1, 'free text': 6}
 ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
 
 
@@ -128,12 +125,12 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names, then those of `config.squad`
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
   hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, in the proportions
-                    of HARD, for reinforcement learning. Of a kind with more than chains.jsonl has, others
-                    come first
+                    of `config.hard`, for reinforcement learning. Of a kind with more than chains.jsonl has,
+                    others come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
-  chains.jsonl      the chains, each kind in its turn with one, with as many as TIMES says, or (free text)
-                    with `config.free_text`; the attributes of a kind take turns too
+  chains.jsonl      the chains, each kind in its turn with one, or with as many as `config.chains` says; the
+                    attributes of a kind take turns too
 
   Args:
     config: whose model, template, search and lengths the chains are written for.
@@ -154,7 +151,7 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in [*exchanged, *texts]]
   lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
   write_whole(out / 'corpus.jsonl', ''.join(lines))
-  made = [*lookups.make(exchanged, config.seed, settings.words), *read]
+  made = [*lookups.make(exchanged, config.seed, settings.words), *read, *compose(read)]
   own = setup.load_questions(config, config.data.questions)
   for name, held in (('questions', False), ('held_out', True)):
     write_questions([one.question for one in made if one.held_out == held], out / f'{name}.jsonl')
@@ -189,10 +186,9 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
       if lookup.held_out == held:
         about = lookup.question.metadata
         kinds[about['source']][about.get('attribute')].append(lookup)
-    times = TIMES | {'free text': config.free_text}
     return [turn for kind, by_attribute in kinds.items()
             for chains in [chains_of(kind, in_turn(map(iter, by_attribute.values())), search_exchanged)]
-            for turn in [chains] * times.get(kind, 1)]
+            for turn in [chains] * config.chains.get(kind.replace(' ', '_'), 1)]
 
   stream = in_turn([chains_of('own', in_passages, search), *sources(held=False)])
   chains = list(itertools.islice(stream, number))
@@ -206,10 +202,11 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     name = kind.replace(' ', '_')
     result |= {f'tried_{name}': tried[kind], f'chains_{name}': found[kind]}
   others = itertools.islice(stream, number)
-  shares = {kind: share for kind, share in HARD.items() if read or kind != 'free text'}
   hard_ones = {'hard_questions': [*others, *chains], 'hard_held_out': in_turn(sources(held=True))}
   for name, answerable in hard_ones.items():
-    hard = lookups.mixed([chain.question for chain in answerable], shares)
+    asked = [chain.question for chain in answerable]
+    kinds = {question.metadata.get('source', '') for question in asked}
+    hard = lookups.mixed(asked, {kind: config.hard.get(kind.replace(' ', '_'), 0) for kind in kinds})
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
   return result

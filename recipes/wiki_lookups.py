@@ -265,7 +265,7 @@ def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Qu
   """
   shares = {kind: share for kind, share in shares.items() if share}
   there = Counter(question.metadata.get('source') for question in questions)
-  most = min(there[kind] / share for kind, share in shares.items())
+  most = min((there[kind] / share for kind, share in shares.items()), default=0)
   seen, places = Counter(), []
   for question in questions:
     kind = question.metadata.get('source')

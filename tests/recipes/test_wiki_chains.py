@@ -79,12 +79,17 @@ def written(tmp_path_factory):
   own = [Question(f'own_{number}', asked.format(number), ('Xavier Quill',)) for number in range(40)]
   write_questions(own, folder / 'qa/train_hotpotqa_2wiki.jsonl')
   towns = [article(f'The mill of Quorn{number}ley was built by Zeb{number}ulon Hart.',
-                   [(f'By whom was the mill of Quorn{number}ley built?', f'Zeb{number}ulon Hart')], f'Quorn{number}ley')
+                   [(f'Who built the mill of Quorn{number}ley?', f'Zeb{number}ulon Hart')], f'Quorn{number}ley')
            for number in range(60)]
+  towns += [article(f'Zeb{number}ulon Hart died in Quorn{number}den.',
+                    [(f'Where did Zeb{number}ulon Hart die?', f'Quorn{number}den')], f'Quorn{number}ley')
+            for number in range(60)]
   config = smollm2_wiki.get_config()
   with config.unlocked():
     config.folder, config.model = str(folder), 'world-tiny'
-    config.squad, config.free_text = str(squad(folder, *towns)), 2
+    config.squad = str(squad(folder, *towns))
+    config.chains.update(free_text=2, composed=4)
+    config.hard.composed = 3
     config.grow.update(template='world', chat=False, max_tokens=512)
     config.search.engine = 'rank_bm25'
     config.sampler.length = 4096  # the world's tokenizer cuts text that is not the world's into small pieces
@@ -101,9 +106,10 @@ def test_the_files_fit_each_other_and_the_policy(written):
   assert [figures[name] for name in names[:3]] == [len(questions), len(held_out), len(hard)]
   assert len(trees) == figures['chains'] == 60 and figures['hard_held_out'] > 0
   kinds = [question.metadata['source'] for question in hard]
-  assert set(kinds) == set(chains.HARD)
-  for kind, share in chains.HARD.items():
-    assert kinds.count(kind) == pytest.approx(share * len(hard) / sum(chains.HARD.values()), abs=4)
+  assert len(set(kinds)) == len(config.hard)
+  for kind, share in config.hard.items():
+    part = share * len(hard) / sum(config.hard.values())
+    assert kinds.count(kind.replace('_', ' ')) == pytest.approx(part, abs=4)
   assert not {one.question for one in held_out} & {one.question for one in questions}
   kinds = set()
   for record, tree in zip(records, trees):
@@ -112,9 +118,10 @@ def test_the_files_fit_each_other_and_the_policy(written):
     assert len(spans) > 1
     kinds.add(question.metadata.get('source', 'own'))
   assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison', 'bridge comparison',
-                   'free text'}
+                   'free text', 'composed'}
   of = lambda kind: figures[f'chains_{kind}']
-  assert of('free_text') == of('bridge') >= 1.8 * of('described') and of('one_passage') >= 2.7 * of('described')
+  for kind, times in config.chains.items():
+    assert of(kind) == pytest.approx(times * of('described'), abs=times)
   assert own_held_out and not {one.id for one in own_held_out} & {record['id'] for record in records}
   assert 0 < figures['chains_own'] <= figures['tried_own'] <= 40 - len(own_held_out)
   # The last round may have more.
