@@ -125,8 +125,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names, then those of `config.squad`
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
   hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, in the proportions
-                    of `config.hard`, for reinforcement learning. Of a kind with more than chains.jsonl has,
-                    others come first
+                    of `config.hard`, of the kinds that there are, for reinforcement learning. Of a kind with
+                    more than chains.jsonl has, others come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
   chains.jsonl      the chains, each kind in its turn with one, or with as many as `config.chains` says; the
