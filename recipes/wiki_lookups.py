@@ -1,13 +1,14 @@
 """Questions made from encyclopedia passages by rules, without a model, and passages under exchanged names.
 
-`entities` reads what the first sentences of a passage say of a film or a person; `make` asks for these facts:
-about one passage, over a bridge from a film to the passage of its director, in a comparison of two, or of the
-directors of two. Every question has the steps that lead to its answer, so that chains of searches can be
-written from it (wiki_chains.py).
+`entities` reads what the first sentences of a passage say of a film, a song or a person; `make` asks for
+these facts: about one passage, over a bridge to the passage of a person whom it names (`BRIDGES`), in a
+comparison of two, or of the directors of two. Every question has the steps that lead to its answer, so that
+chains of searches can be written from it (wiki_chains.py).
 
 Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the
-films and the people in them each other's names, everywhere at once: what is then asked is asked by no
-benchmark, and is not true, so that a policy learns to read the answer and not to remember it.
+films, songs and people in them each other's names, everywhere at once, and puts someone who has a passage in
+the place of a director, performer or parent who has none: what is then asked is asked by no benchmark, and is
+not true, so that a policy learns to read the answer and not to remember it.
 """
 
 import dataclasses
@@ -27,6 +28,7 @@ DATE = rf'\d{{1,2}} (?:{MONTHS}) \d{{3,4}}|(?:{MONTHS}) \d{{1,2}}, \d{{3,4}}'
 WORD = r"(?:(?:[A-Z]\.)+|[A-Z][\w’'-]+)"
 NAME = rf'{WORD}(?: (?:de |van |von |der |del |la |di )*{WORD}){{1,3}}'
 FILM = re.compile(r"^.{1,90}?\bis an? (?P<year>\d{4}) (?P<adjective>[A-Z]\w+)?[^.]{0,80}?\bfilm\b")
+SONG = re.compile(r'^["“] ?.{1,90}?["”] (?:is|was) an? [^.]{0,80}?\bsong\b')
 DIRECTOR = re.compile(rf'\bdirected by (?P<director>{NAME})(?=[,.;]|$| (?!and [A-Z]|[A-Z&]))')
 BORN = re.compile(rf'^.{{2,80}}?\(\s*(?:[^()]{{0,60}}?\bborn (?:[^()0-9]{{0,40}})?)?(?P<born>{DATE})'
                   rf'(?:[^()]{{0,60}}?(?P<died>{DATE}))?')
@@ -44,9 +46,13 @@ SAID = {
   ('film', 'producer'): (r'produced by', ALONE),
   ('film', 'star'): (r'(?:starring|stars)', ALONE),
   ('film', 'author'): (r'based (?:up)?on [^.]{0,60}?\b(?:book|novel|play|story) [^.]{0,40}?\bby', NAME),
+  ('film', 'composer'): (r'(?:music|score|soundtrack)\b[^.]{0,40}? by(?: [a-z]+)*', ALONE),
+  ('song', 'performer'): (r'(?:song|recorded|performed|sung)(?: [a-z]+){0,3} by(?: the)?'
+                          r'(?:(?: [A-Z][a-z-]+)?(?: [a-z/-]+)+)?', ALONE),
+  ('song', 'composer'): (r'(?:composed|written|music) by', ALONE),
   ('person', 'occupation'): (r'(?:is|was) an? (?:[A-Z][a-z-]+ )+', TRADE),
-  ('person', 'spouse'): (r'(?:married(?: to)?|(?:wife|husband|widow) of)', NAME),
-  ('person', 'parent'): (r'(?:son|daughter) of', NAME),
+  ('person', 'spouse'): (r'(?:married(?: to)?|(?:wife|husband|widow) of)(?: the)?(?: [a-z]+)*', NAME),
+  ('person', 'parent'): (r'(?:son|daughter) of(?: the)?(?: [a-z]+)*', NAME),
   ('person', 'died in'): (r'died (?:[^.,()]{0,30} )?in', NAMES),
   ('person', 'school'): (r'(?:educated at|studied at|graduated from|graduate of|attended)(?: the)?', NAMES),
   ('person', 'team'): (r'(?:plays|played) (?:as an? [a-z -]{3,30} )?for(?: the)?', NAMES),
@@ -56,6 +62,10 @@ NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
 DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) '
                        r'(?P<description>[^()"]{35,150}?)\.(?: |$)')
 COMMON = 12  # people in the corpus that an adjective is said of, for it to be taken for a nationality
+# Kind -> the facts that name a person, to whose passage a bridge leads.
+BRIDGES = {'film': ('director', 'composer'), 'song': ('performer', 'composer'),
+           'person': ('parent', 'spouse')}
+KIN = {'parent': {'he': 'father', 'she': 'mother'}, 'spouse': {'he': 'husband', 'she': 'wife'}}
 HELD_OUT = 10  # one name in so many is held out of training
 BRITISH = {'British', 'English', 'Scottish', 'Welsh'}  # neither the same nor different
 
@@ -80,16 +90,21 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True)
 class Entity:
-  """A film or a person, and what the beginning of its passage says of it: attribute -> value."""
+  """A film, a song or a person, and what the beginning of its passage says of it: attribute -> value.
+
+  `title` is the name with what the passage's title has in brackets, `pronoun` 'he' or 'she', for a person."""
   passage: str
   name: str
   kind: str
   facts: dict[str, str]
+  title: str = ''
+  pronoun: str = ''
 
   @property
   def held_out(self) -> bool:
-    """Tells whether questions about it are held out: a film's with its director's, to whom bridges lead."""
-    return held_out(self.facts.get('director', self.name))
+    """Tells whether questions about it are held out: a film's with its director's, to whom bridges lead, and
+    a song's with its performer's."""
+    return held_out(self.facts.get('director', self.facts.get('performer', self.name)))
 
 
 def plain(title: str) -> str:
@@ -98,12 +113,12 @@ def plain(title: str) -> str:
 
 
 def entities(documents: Sequence[Document], words: int) -> list[Entity]:
-  """Films and people by what the first `words` words of their passages say; no name twice, none of a single
-  word or in quotes."""
+  """Films, songs and people by what the first `words` words of their passages say; no name twice, none of a
+  single word."""
   found, adjectives = {}, Counter()
   for document in documents:
     name, text = plain(document.title), first_words(document.text, words)
-    film, born = FILM.match(text), BORN.match(text)
+    film, born, pronoun = FILM.match(text), BORN.match(text), ''
     if ' ' not in name or not name[0].isalnum():  # one word stands for other things too
       continue
     if film and text.startswith(name):
@@ -111,10 +126,14 @@ def entities(documents: Sequence[Document], words: int) -> list[Entity]:
       facts = {'year': film['year'], 'nationality': film['adjective'],
                'director': director and director['director']}
       entity = Entity(document.id, name, 'film', facts)
+    elif SONG.match(text) and text[1:].lstrip().startswith(name):
+      entity = Entity(document.id, name, 'song', {})
     elif born and _is_person(name, text):
       place, adjective = PLACE.search(text), NATIONALITY.search(text)
       facts = {'born': born['born'], 'died': born['died'], 'place': place and place['place'],
                'nationality': adjective and adjective['adjective']}
+      men, women = (len(re.findall(rf'\b(?:{one})\b', document.text, re.I)) for one in ('he|his', 'she|her'))
+      pronoun = 'he' if men > women else 'she' if women > men else ''
       entity = Entity(document.id, name, 'person', facts)
       adjectives[facts['nationality']] += 1
     else:
@@ -122,10 +141,11 @@ def entities(documents: Sequence[Document], words: int) -> list[Entity]:
     for (kind, attribute), (before, value) in SAID.items():
       if kind == entity.kind and (said := re.search(rf'\b{before} ?(?P<value>{value}){ENDS}', text)):
         if not set(said['value'].split()) & set(name.split()):
-          facts[attribute] = said['value']
+          entity.facts[attribute] = said['value']
     described = DESCRIBED.match(text)
     if described and not set(name.split()) & set(described['description'].split()):
       entity.facts['described'] = f'{described["verb"]} the {described["description"]}'
+    entity = dataclasses.replace(entity, title=document.title, pronoun=pronoun)
     found[name] = None if name in found else entity
   known = {adjective for adjective, number in adjectives.items() if adjective and number >= COMMON}
   usable = lambda fact: fact[1] and (fact[0] != 'nationality' or fact[1] in known)
@@ -140,10 +160,11 @@ def _is_person(name: str, text: str) -> bool:
 
 
 def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Document]:
-  """The passages with the names of films exchanged among films, those of people among people, in titles and
-  texts.
+  """The passages with the names of films exchanged among films, those of songs among songs, of people among
+  people, in titles and texts.
 
-  In a person's own passage the longer form at its beginning and the last name alone are replaced too.
+  In a person's own passage the longer form at its beginning and the last name alone are replaced too. Who is
+  named by a fact of BRIDGES and has no passage then becomes, in that passage, somebody who has one.
   """
   rng, new, found = random.Random(seed), {}, entities(documents, words)
   groups = defaultdict(list)
@@ -180,7 +201,22 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
       text = new[name] + re.sub(last, lambda _: new[name].split()[-1], text[len(head):])
     return dataclasses.replace(document, title=changed(document.title), text=text)
 
-  return [of(document) for document in documents]
+  return _bridged([of(document) for document in documents], rng, words)
+
+
+def _bridged(documents: Sequence[Document], rng: random.Random, words: int) -> list[Document]:
+  """Puts people who have passages in the place of those whom `BRIDGES` names and who have none, so that there
+  are bridges: those of a held-out name lead to held-out ones."""
+  found = entities(documents, words)
+  people = {held: [one.name for one in found if one.kind == 'person' and one.held_out == held]
+            for held in (False, True)}
+  known, texts = set(people[False] + people[True]), {one.id: one.text for one in documents}
+  for entity in found:
+    for attribute in BRIDGES[entity.kind]:
+      name, others = entity.facts.get(attribute), people[entity.held_out]
+      if name and name not in known and others and (new := rng.choice(others)) != entity.name:
+        texts[entity.passage] = re.sub(rf'\b{re.escape(name)}\b', new, texts[entity.passage])
+  return [dataclasses.replace(one, text=texts[one.id]) for one in documents]
 
 
 def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
@@ -191,9 +227,11 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
   """
   rng = random.Random(seed)
   found = {entity.name: entity for entity in entities(documents, words)}
-  directors = {film.name: found[name] for film in found.values()
-               if (name := film.facts.get('director')) in found and found[name].kind == 'person'}
-  made = [one for entity in found.values() for one in _about(entity, directors.get(entity.name), rng)]
+  people = {name: entity for name, entity in found.items() if entity.kind == 'person'}
+  directors = {film.name: people[name] for film in found.values()
+               if (name := film.facts.get('director')) in people}
+  related = {name: _related(entity, people) for name, entity in found.items()}
+  made = [one for entity in related.values() for one in _about(entity, people, related, rng)]
   made += _comparisons(list(found.values()), directors, rng)
   times = Counter(one.question.question for one in made)  # a description can be that of two people
   made = [one for one in made if times[one.question.question] == 1]
@@ -206,8 +244,17 @@ def numbered(lookup: Lookup, name: str) -> Lookup:
   return dataclasses.replace(lookup, question=dataclasses.replace(lookup.question, id=name))
 
 
-def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Iterator[Lookup]:
-  """A question for each fact of a film or person, and over a film for each of its director."""
+def _related(entity: Entity, people: Mapping[str, Entity]) -> Entity:
+  """The entity with a 'father' or 'mother', a 'husband' or 'wife', where the passage of the person tells."""
+  named = lambda attribute, value: KIN.get(attribute, {}).get(people[value].pronoun, attribute)
+  facts = {named(attribute, value) if value in people else attribute: value
+           for attribute, value in entity.facts.items()}
+  return dataclasses.replace(entity, facts=facts)
+
+
+def _about(entity: Entity, people: Mapping[str, Entity], related: Mapping[str, Entity],
+           rng: random.Random) -> Iterator[Lookup]:
+  """A question for each fact of an entity, and for each of the people whom it names."""
   for attribute, value in entity.facts.items():
     if attribute == 'described':
       yield _lookup('described', DESCRIPTION[entity.kind].format(value), entity,
@@ -217,11 +264,18 @@ def _about(entity: Entity, director: Entity | None, rng: random.Random) -> Itera
       form = rng.choice(ASKED[entity.kind, attribute][0])
       text = form.format(name=entity.name)
       yield _lookup('one passage', text, entity, (value, ''), [_step(entity, attribute)], attribute)
-    for asked, answer in director.facts.items() if director and attribute == 'director' else ():
-      if asked != 'described' and 'director' not in answer:  # that is in the question
-        form, name = rng.choice(ASKED['person', asked][0]), rng.choice(DIRECTORS).format(name=entity.name)
-        steps = [_step(entity, attribute), _step(director, asked)]
-        yield _lookup('bridge', form.format(name=name), entity, (answer, ''), steps, asked)
+    forms = RELATED.get((entity.kind, attribute))
+    if not forms or value not in people or people[value].held_out != entity.held_out:
+      continue
+    for asked, answer in related[value].facts.items():
+      name = rng.choice(forms).format(name=rng.choice((entity.name, entity.title)))
+      text = rng.choice(ASKED['person', asked][0]).format(name=name) if asked != 'described' else ''
+      if (attribute, asked) in INFERRED:
+        text = f'Who is the {INFERRED[attribute, asked]} of {entity.name}?'
+      if text and answer not in text and 'director' not in answer:  # that is in the question
+        steps = [_step(entity, attribute), _step(related[value], asked)]
+        turn = asked if attribute == 'director' else attribute  # of whom most is asked, as in 2WikiMultiHopQA
+        yield _lookup('bridge', text, entity, (answer, ''), steps, turn)
 
 
 def _comparisons(found: Sequence[Entity], directors: Mapping[str, Entity],
@@ -305,9 +359,23 @@ def _same(values: Sequence[str], names: Sequence[str], said: Sequence[str]) -> t
   return ('yes', f'Both are {a}.') if a == b else ('no', f'{a} is not {b}.')
 
 
-DESCRIPTION = {'film': 'Which film {}?', 'person': 'Who {}?'}
-DIRECTORS = ('the director of film {name}', 'the director of the film {name}',
-             'the person who directed {name}')
+DESCRIPTION = {'film': 'Which film {}?', 'song': 'Which song {}?', 'person': 'Who {}?'}
+# (kind, attribute) -> ways to name a person by it.
+RELATED: dict[tuple[str, str], Sequence[str]] = {
+  ('film', 'director'): ('the director of film {name}', 'the director of the film {name}',
+                         'the person who directed {name}'),
+  ('film', 'composer'): ('the composer of film {name}', 'the person who wrote the music of {name}'),
+  ('song', 'performer'): ('the performer of song {name}', 'the performer of the song {name}',
+                          'the singer of {name}'),
+  ('song', 'composer'): ('the composer of song {name}', 'the person who wrote the song {name}'),
+} | {('person', kin): (f"{{name}}'s {kin}", f'the {kin} of {{name}}') for kin in
+     ('father', 'mother', 'husband', 'wife')}
+# A relation and what is asked of the person -> what both are in one word.
+INFERRED = {
+  ('father', 'father'): 'paternal grandfather', ('father', 'mother'): 'paternal grandmother',
+  ('mother', 'father'): 'maternal grandfather', ('mother', 'mother'): 'maternal grandmother',
+  ('husband', 'father'): 'father-in-law', ('wife', 'father'): 'father-in-law',
+  ('husband', 'mother'): 'mother-in-law', ('wife', 'mother'): 'mother-in-law'}
 # (kind, attribute) -> (ways to ask, what was found as a sentence)
 ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('film', 'director'): (('Who directed the film {name}?', 'Who is the director of {name}?'),
@@ -324,29 +392,42 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
   ('film', 'author'): (('Who wrote what the film {name} is based on?',
                         'Which author wrote the story that {name} is based on?'),
                        '{name} is based on the work of {value}.'),
+  ('film', 'composer'): (('Who wrote the music of the film {name}?', 'Who is the composer of {name}?'),
+                         'The composer of {name} is {value}.'),
+  ('song', 'performer'): (('Who performs the song {name}?', 'Who is the performer of {name}?'),
+                          'The performer of {name} is {value}.'),
+  ('song', 'composer'): (('Who wrote the song {name}?', 'Who is the composer of {name}?'),
+                         'The composer of {name} is {value}.'),
   ('person', 'occupation'): (('What is the occupation of {name}?', 'What is {name} by profession?'),
                              '{name} is by profession {value}.'),
   ('person', 'spouse'): (('Who is {name} married to?', 'Who is the spouse of {name}?'),
                          '{name} is married to {value}.'),
   ('person', 'parent'): (('Who is the father or mother of {name}?', 'Whose child is {name}?'),
                          '{name} is a child of {value}.'),
-  ('person', 'died in'): (('Where did {name} die?', 'What is the place of death of {name}?'),
+  ('person', 'died in'): (('Where did {name} die?', 'What is the place of death of {name}?',
+                           'Where was the place of death of {name}?'),
                           '{name} died in {value}.'),
-  ('person', 'school'): (('Where did {name} study?', 'Which school or university did {name} go to?'),
+  ('person', 'school'): (('Where did {name} study?', 'Where did {name} graduate from?',
+                          'Which school or university did {name} go to?'),
                          '{name} studied at {value}.'),
   ('person', 'team'): (('For which team does {name} play?', 'Which club does {name} play for?'),
                        '{name} plays for {value}.'),
   ('person', 'member'): (('What is {name} a member of?', 'Which body or group does {name} belong to?'),
                          '{name} is a member of {value}.'),
-  ('person', 'born'): (('When was {name} born?', 'What is the date of birth of {name}?'),
+  ('person', 'born'): (('When was {name} born?', 'What is the date of birth of {name}?',
+                        "When is {name}'s birthday?"),
                        '{name} was born on {value}.'),
   ('person', 'died'): (('When did {name} die?', 'What is the date of death of {name}?'),
                        '{name} died on {value}.'),
   ('person', 'place'): (('Where was {name} born?', 'What is the place of birth of {name}?'),
                         '{name} was born in {value}.'),
-  ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?'),
+  ('person', 'nationality'): (('What nationality is {name}?', 'What is the nationality of {name}?',
+                               'Which country is {name} from?', 'Which country {name} is from?'),
                               '{name} is {value}.'),
 }
+ASKED |= {('person', kin): ((f'Who is the {kin} of {{name}}?', f"Who is {{name}}'s {kin}?"),
+                            f'The {kin} of {{name}} is {{value}}.')
+          for kin in ('father', 'mother', 'husband', 'wife')}
 Compare = Callable[[Sequence[str], Sequence[str], Sequence[str]], tuple[str, str] | None]
 # {} are two films where it is their directors.
 COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (

@@ -1,6 +1,7 @@
 """Questions from passages by rules, and names that are exchanged."""
 
 import collections
+import dataclasses
 import random
 import re
 
@@ -92,6 +93,7 @@ def test_every_answer_stands_in_the_passages_that_its_steps_name():
 
 
 PERSON, FILM = 'Ada Lind (born 1 May 1900) ', 'Night Sea is a 1950 French drama film '
+SONG = '" Blue Hour" is a popular song '
 
 
 @pytest.mark.parametrize('text, attribute, value', [
@@ -110,14 +112,55 @@ PERSON, FILM = 'Ada Lind (born 1 May 1900) ', 'Night Sea is a 1950 French drama 
   (FILM + 'starring Mara Costa.', 'star', 'Mara Costa'),
   (FILM + 'starring Mara Costa and Nils Lind.', 'star', None),
   (FILM + 'based on the 1940 novel "Sea" by Karl Abel.', 'author', 'Karl Abel'),
+  (FILM + 'with Jonas Moreau. The music was composed by Karl Abel.', 'composer', 'Karl Abel'),
+  (SONG + 'recorded by the Danish jazz singer Karl Abel.', 'performer', 'Karl Abel'),
+  (SONG + 'by American singer-songwriter Karl Abel from 1990.', 'performer', 'Karl Abel'),
+  (SONG + 'written by Karl Abel and Jonas Moreau.', 'composer', None),
+  (SONG + 'composed by Karl Abel, with words by Jonas Moreau.', 'composer', 'Karl Abel'),
 ])
 def test_what_a_passage_says(text, attribute, value):
-  name = 'Night Sea' if text.startswith(FILM) else 'Ada Lind'
+  name = next((name for name in ('Night Sea', 'Blue Hour') if name in text), 'Ada Lind')
   entity, = lookups.entities([Document('0', name, text)], 64)
   assert entity.facts.get(attribute) == value
   asked = {one.question.metadata.get('attribute'): one for one in lookups.make([Document('0', name, text)], 0, 64)}
   assert value is None or asked[attribute].question.golden_answers == (value,)
   assert value is None or value in asked[attribute].steps[0].finding
+
+
+def test_bridges_lead_to_performers_composers_and_relatives():
+  born = '(1 May 1900 – 2 June 1970) was a Danish painter. '
+  texts = {'Ada Lind': f'Ada Lind {born}She was the daughter of the boxer Karl Abel. She lived in Rome.',
+           'Karl Abel': f'Karl Abel {born}He was the son of Mara Costa. He lived in Rome.',
+           'Mara Costa': f'Mara Costa {born}She was married to Ines Garcia. She lived in Rome.',
+           'Ines Garcia': f'Ines Garcia {born}She lived in Rome.',
+           'Blue Hour (song)': SONG + 'by Danish singer Ada Lind, composed by Karl Abel.'}
+  documents = [Document(title, title, text) for title, text in texts.items()]
+  made = {one.question.question: one for seed in range(40) for one in lookups.make(documents, seed, 64)
+          if one.question.metadata['source'] == 'bridge'}
+  answers = {text: one.question.golden_answers[0] for text, one in made.items()}
+  expected = {
+    "When did Ada Lind's father die?": '2 June 1970', 'When was the mother of Karl Abel born?': '1 May 1900',
+    'What is the occupation of the wife of Mara Costa?': 'painter',
+    'When did the singer of Blue Hour die?': '2 June 1970',
+    'When did the composer of song Blue Hour (song) die?': '2 June 1970',
+    'Who is the paternal grandmother of Ada Lind?': 'Mara Costa'}
+  assert expected.items() <= answers.items()
+  assert [step.query for step in made['Who is the paternal grandmother of Ada Lind?'].steps] == [
+    'Ada Lind', 'Karl Abel']
+  assert [step.finding for step in made["When did Ada Lind's father die?"].steps] == [
+    'The father of Ada Lind is Karl Abel.', 'Karl Abel died on 2 June 1970.']
+
+
+def test_who_has_no_passage_is_replaced_by_somebody_who_has_one():
+  missing = [dataclasses.replace(one, text=re.sub(r'directed by \w+ \w+', 'directed by Zoe Nobody', one.text))
+             for one in DOCUMENTS]
+  assert not [one for one in lookups.make(missing, 0, 64) if one.question.metadata['source'] == 'bridge']
+  changed = lookups.exchange(missing, 0, 64)
+  entities = {entity.name: entity for entity in lookups.entities(changed, 64)}
+  directors = [(one, entities[one.facts['director']]) for one in entities.values() if one.kind == 'film']
+  assert len(directors) == 40 and not any('Nobody' in one.text for one in changed)
+  assert all(director.kind == 'person' and director.held_out == film.held_out for film, director in directors)
+  assert len({director.name for _, director in directors}) > 10
 
 
 @pytest.mark.parametrize('kind', ['comparison', 'bridge comparison'])
