@@ -66,6 +66,7 @@ COMMON = 12  # people in the corpus that an adjective is said of, for it to be t
 BRIDGES = {'film': ('director', 'composer'), 'song': ('performer', 'composer'),
            'person': ('parent', 'spouse')}
 KIN = {'parent': {'he': 'father', 'she': 'mother'}, 'spouse': {'he': 'husband', 'she': 'wife'}}
+RELATIVES = [relative for of in KIN.values() for relative in of.values()]
 HELD_OUT = 10  # one name in so many is held out of training
 BRITISH = {'British', 'English', 'Scottish', 'Welsh'}  # neither the same nor different
 
@@ -268,11 +269,13 @@ def _about(entity: Entity, people: Mapping[str, Entity], related: Mapping[str, E
     if not forms or value not in people or people[value].held_out != entity.held_out:
       continue
     for asked, answer in related[value].facts.items():
+      if asked == 'described':
+        continue
       name = rng.choice(forms).format(name=rng.choice((entity.name, entity.title)))
-      text = rng.choice(ASKED['person', asked][0]).format(name=name) if asked != 'described' else ''
+      text = rng.choice(ASKED['person', asked][0]).format(name=name)
       if (attribute, asked) in INFERRED:
         text = f'Who is the {INFERRED[attribute, asked]} of {entity.name}?'
-      if text and answer not in text and 'director' not in answer:  # that is in the question
+      if answer not in text and 'director' not in answer:  # that is in the question
         steps = [_step(entity, attribute), _step(related[value], asked)]
         turn = asked if attribute == 'director' else attribute  # of whom most is asked, as in 2WikiMultiHopQA
         yield _lookup('bridge', text, entity, (answer, ''), steps, turn)
@@ -368,8 +371,7 @@ RELATED: dict[tuple[str, str], Sequence[str]] = {
   ('song', 'performer'): ('the performer of song {name}', 'the performer of the song {name}',
                           'the singer of {name}'),
   ('song', 'composer'): ('the composer of song {name}', 'the person who wrote the song {name}'),
-} | {('person', kin): (f"{{name}}'s {kin}", f'the {kin} of {{name}}') for kin in
-     ('father', 'mother', 'husband', 'wife')}
+} | {('person', kin): (f"{{name}}'s {kin}", f'the {kin} of {{name}}') for kin in RELATIVES}
 # A relation and what is asked of the person -> what both are in one word.
 INFERRED = {
   ('father', 'father'): 'paternal grandfather', ('father', 'mother'): 'paternal grandmother',
@@ -426,8 +428,7 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
                               '{name} is {value}.'),
 }
 ASKED |= {('person', kin): ((f'Who is the {kin} of {{name}}?', f"Who is {{name}}'s {kin}?"),
-                            f'The {kin} of {{name}} is {{value}}.')
-          for kin in ('father', 'mother', 'husband', 'wife')}
+                            f'The {kin} of {{name}} is {{value}}.') for kin in RELATIVES}
 Compare = Callable[[Sequence[str], Sequence[str], Sequence[str]], tuple[str, str] | None]
 # {} are two films where it is their directors.
 COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (
