@@ -135,7 +135,7 @@ def test_bridges_lead_to_performers_composers_and_relatives():
            'Ines Garcia': f'Ines Garcia {born}She lived in Rome.',
            'Blue Hour (song)': SONG + 'by Danish singer Ada Lind, composed by Karl Abel.'}
   documents = [Document(title, title, text) for title, text in texts.items()]
-  made = {one.question.question: one for seed in range(40) for one in lookups.make(documents, seed, 64)
+  made = {one.question.question: one for seed in range(200) for one in lookups.make(documents, seed, 64)
           if one.question.metadata['source'] == 'bridge'}
   answers = {text: one.question.golden_answers[0] for text, one in made.items()}
   expected = {
