@@ -52,7 +52,7 @@ def get_config(stage: str = 'chains'):
     config.steps, config.questions_per_step, config.group_size = 200, 4, 8
     config.loss.kl_coef = 0.0
     config.credit.drop_alike = True  # a group of equal rewards would cost as much time as one that teaches
-    config.credit.keep = 16  # of 32 chains, with --config.credit.strategy=auto: CuSearch
+    config.credit.update(keep=12, singleton='zero')  # of 32 chains, with --config.credit.strategy=auto: CuSearch
     config.optim.update(learning_rate=1e-4, lr_warmup_updates=2)
     config.eval.questions, config.eval.number, config.eval.every = made + '/hard_held_out.jsonl', 100, 25
     config.eval.temperatures = (0.0,)

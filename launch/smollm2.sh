@@ -5,8 +5,8 @@
 #
 # FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: a stage that
 # was stopped goes on, one that is done is not done again. The page says which stages were run, how long they took and what they
-# gave. Seeds are done soonest side by side, each on a core of its own (9 GiB of memory each): after the cold start, run the line
-# `jaxsearch train` below for each of them, behind `taskset -c CORE`; this script then only scores them.
+# gave. Seeds are done soonest side by side, each on a core of its own (9 GiB of memory each): after the cold start, run the
+# lines with `--config.seed` below for each of them, behind `taskset -c CORE`; this script then only scores them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh
@@ -21,8 +21,12 @@ step $jaxsearch sft --config smollm2_wiki:sft --config.folder="$data" "$@"
 [ -s $out/cold_policy/jaxsearch.json ] || step $jaxsearch export --checkpoint $out/cold --out $out/cold_policy --adapter \
   --dtype bfloat16
 read -ra seeds <<< "${SEEDS:-0 1 2}"
+train=(train --config smollm2_wiki:rl --config.folder="$data" "$@")
 for seed in "${seeds[@]}"; do
-  step $jaxsearch train --config smollm2_wiki:rl --config.folder="$data" "$@" --config.seed="$seed" --config.out=$out/rl_"$seed"
+  step $jaxsearch "${train[@]}" --config.seed="$seed" --config.out=$out/rl_"$seed"
+done
+for seed in "${seeds[@]}"; do
+  step $jaxsearch "${train[@]}" --config.seed="$seed" --config.out=$out/cusearch_"$seed" --config.credit.strategy=auto
 done
 
 # Benchmarks, once everything is chosen: the model as it comes, closed-book and with one search, each asked in our words and by
@@ -37,7 +41,7 @@ for baseline in direct rag; do
   bench $baseline.json "${asked[@]}"
   bench ${baseline}_few.json "${asked[@]}" --config.grow.prompts=recipes/few_shot --config.grow.chat=False
 done
-for policy in cold_policy "${seeds[@]/#/rl_}"; do
+for policy in cold_policy "${seeds[@]/#/rl_}" "${seeds[@]/#/cusearch_}"; do
   bench "$policy.json" --config smollm2_wiki:rl --checkpoint "$out/$policy" --corpus "$data/wiki_corpus.jsonl" \
     --closed-book "$out/direct.json"
 done

@@ -21,7 +21,7 @@ DECIDE = 'hotpotqa', '2wikimultihopqa'
 FIGURES = 'em_open', 'em', 'f1', 'em_substring'
 POLICIES = {'closed-book': 'direct', 'closed-book, by examples': 'direct_few', 'one search': 'rag',
             'one search, by examples': 'rag_few', 'cold start': 'cold_policy'}
-TRAINED = 'reinforcement learning'
+TRAINED = {'reinforcement learning': 'rl', 'CuSearch': 'cusearch'}  # PREFIX_SEED.json; the first is GRPO
 
 
 def row_of(path: pathlib.Path) -> dict:
@@ -35,32 +35,39 @@ def study(given, out) -> str:
   """Adds the results that are there, and returns the tables."""
   folder = pathlib.Path(given.folder)
   files = {name: folder / f'{file}.json' for name, file in POLICIES.items()}
-  files |= {f'{TRAINED}/{path.stem[3:]}': path for path in sorted(folder.glob('rl_*.json'))}
+  files |= {f'{name}/{path.stem[len(prefix) + 1:]}': path for name, prefix in TRAINED.items()
+            for path in sorted(folder.glob(f'{prefix}_*.json'))}
   parts = {name: functools.partial(row_of, path) for name, path in files.items() if path.exists()}
   rows = common.measured(out, parts, others=True)
-  if not any(name.startswith(TRAINED) for name in rows):
+  if not any('/' in name for name in rows):
     raise FileNotFoundError(f'{folder}/rl_SEED.json: no result of `jaxsearch bench` for a seed')
   return '\n\n'.join(report(rows, which) for which in (DECIDE, ()))
 
 
 def report(rows, which) -> str:
-  """Writes figures over some benchmarks, all if (), and what reinforcement learning adds to each."""
+  """Writes figures over some benchmarks, all if (), and what each way of training adds to the others."""
   runs = {name: [rows[name]] for name in POLICIES if name in rows}
-  runs[TRAINED] = [row for name, row in rows.items() if name.startswith(TRAINED)]
-  asked = {figure: [name for name in runs[TRAINED][0][figure] if not which or name.split('/')[0] in which]
-           for figure in FIGURES}
+  trained = {name: [rows[row] for row in sorted(rows) if row.startswith(f'{name}/')] for name in TRAINED}
+  runs |= {name: seeds for name, seeds in trained.items() if seeds}
+  asked = {figure: [name for name in next(iter(runs.values()))[0][figure]
+                    if not which or name.split('/')[0] in which] for figure in FIGURES}
   of = lambda policy, figure: 100 * np.array([[row[figure][name] for name in asked[figure]]
                                               for row in runs[policy]])  # [seeds, questions]
   headings = {figure: look_up(figure).heading for figure in FIGURES}
   scores = [{'policy': policy, 'seeds': len(runs[policy])} | {
     heading: f'{of(policy, figure).mean():.1f}' for figure, heading in headings.items()} for policy in runs]
-  gain = lambda policy, figure: verdicts.estimate(of(TRAINED, figure) - of(policy, figure))
-  gains = [{f'{TRAINED} minus': policy} | {
-    heading: common.interval(gain(policy, figure)) for figure, heading in headings.items()}
-    for policy in runs if policy != TRAINED]
+
+  def gain(policy, other, figure):
+    new, old = of(policy, figure), of(other, figure)
+    pairs = len(new) if len(old) == 1 else min(len(new), len(old))  # of seeds
+    return verdicts.estimate(new[:pairs] - old[:pairs])
+
+  gains = [common.table([{f'{policy} minus': other} | {
+    heading: common.interval(gain(policy, other, figure)) for figure, heading in headings.items()}
+    for other in runs if other != policy]) for policy in runs if policy in TRAINED]
   number, still = len(asked['em']), len(asked['em_open'])
   title = f'{" and ".join(which) or "all benchmarks"}, in %: {number} questions, {still} of them open'
-  return '\n\n'.join([title, common.table(scores), common.table(gains)])
+  return '\n\n'.join([title, common.table(scores), *gains])
 
 
 if __name__ == '__main__':
