@@ -9,6 +9,7 @@ a clone prints ours.
 """
 
 import functools
+import itertools
 import pathlib
 
 import numpy as np
@@ -45,7 +46,7 @@ def study(given, out) -> str:
 
 
 def report(rows, which) -> str:
-  """Writes figures over some benchmarks, all if (), and what each way of training adds to the others."""
+  """Writes figures over some benchmarks, all if (), and what each way of training adds to those before it."""
   runs = {name: [rows[name]] for name in POLICIES if name in rows}
   trained = {name: [rows[row] for row in sorted(rows) if row.startswith(f'{name}/')] for name in TRAINED}
   runs |= {name: seeds for name, seeds in trained.items() if seeds}
@@ -64,7 +65,7 @@ def report(rows, which) -> str:
 
   gains = [common.table([{f'{policy} minus': other} | {
     heading: common.interval(gain(policy, other, figure)) for figure, heading in headings.items()}
-    for other in runs if other != policy]) for policy in runs if policy in TRAINED]
+    for other in itertools.takewhile(policy.__ne__, runs)]) for policy in runs if policy in TRAINED]
   number, still = len(asked['em']), len(asked['em_open'])
   title = f'{" and ".join(which) or "all benchmarks"}, in %: {number} questions, {still} of them open'
   return '\n\n'.join([title, common.table(scores), *gains])
