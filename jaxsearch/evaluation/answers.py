@@ -38,8 +38,9 @@ CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how c
 SAMPLES = 24  # records kept of an evaluation during training
 CHUNK = 512  # rollouts that `sample` makes between two writes
 PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
-# What may differ where an evaluation is resumed; of `eval` the questions and the prompt must not.
-FREE = tuple(f'config.{name}.' for name in FREE_FIELDS if name != 'eval')
+# What may differ where an evaluation is resumed: what training alone reads, and what a resumed run may change
+# but for `eval`, which has questions and prompt.
+FREE = tuple(f'config.{name}.' for name in (*FREE_FIELDS, 'credit', 'loss', 'optim', 'sft') if name != 'eval')
 
 
 class Watch:

@@ -92,10 +92,10 @@ def _rounded(value: Any) -> Any:
   return (int(value) if value.is_integer() else round(value, 4)) if math.isfinite(value) else None
 
 
-def pack(records: Sequence[Mapping[str, Any]], level: int = 6) -> bytes:
+def pack(records: Sequence[Mapping[str, Any]]) -> bytes:
   """Packs records into a gzip member, a line for each; the same bytes whenever it is made."""
   text = ''.join(json.dumps(record, ensure_ascii=False, separators=(',', ':')) + '\n' for record in records)
-  packer = zlib.compressobj(level, wbits=_GZIP)
+  packer = zlib.compressobj(wbits=_GZIP)
   return packer.compress(text.encode(errors='replace')) + packer.flush()
 
 
