@@ -247,7 +247,7 @@ def test_what_was_sampled_from_a_run_is_of_its_step(folder, command, monkeypatch
 def test_what_training_alone_reads_may_differ_where_an_evaluation_resumes(folder, whole, command, after, tmp_path):
   out = tmp_path / 'r.json'
   after(3, lambda *_: signal.raise_signal(signal.SIGINT))
-  assert command(*evaluate(folder, out, '--config.optim.lr_warmup_updates=7', '--config.credit.normalize_std=False'))[0] == 130
+  assert command(*evaluate(folder, out, '--config.loss.kl_coef=0.5', '--config.credit.normalize_std=False'))[0] == 130
   after(None, None)
   status, _, errors = command(*evaluate(folder, out))
   assert status == 0 and 'has 3 answers' in errors

@@ -40,7 +40,7 @@ CHUNK = 512  # rollouts that `sample` makes between two writes
 PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
 # What may differ where an evaluation is resumed: what training alone reads, and what a resumed run may change
 # but for `eval`, which has questions and prompt.
-FREE = tuple(f'config.{name}.' for name in (*FREE_FIELDS, 'credit', 'loss', 'optim', 'sft') if name != 'eval')
+FREE = tuple(f'config.{name}.' for name in (*FREE_FIELDS, 'credit', 'loss', 'sft') if name != 'eval')
 
 
 class Watch:
