@@ -60,7 +60,7 @@ def eval(config, flags) -> None:
     _eval_as_tool(config, flags, sets)
     return
   tiers = question_sets.read_tiers(flags.tiers) if flags.tiers else {}
-  agent, policy = _open_policy(config, flags, sets)
+  agent, _, policy = open_agent(config, flags, _questions(sets))
   assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
   answer = functools.partial(answers.answer, agent, assess=assess)
   records, outcomes, made = _answer(answer, config, flags, sets, agent, policy=policy)
@@ -73,7 +73,7 @@ def eval(config, flags) -> None:
 def _eval_as_tool(config, flags, sets: Sequence) -> None:
   from jaxsearch.evaluation import plots, rstool
   rstool.reader_template(config)  # a mistake in it is found before the policy is loaded
-  agent, policy = _open_policy(config, flags, sets)
+  agent, _, policy = open_agent(config, flags, _questions(sets))
   reader = rstool.open_reader(config, flags.reader_url, flags.reader_model)
   name = flags.reader_model or config.reader.model
   answer = functools.partial(rstool.answer, agent, reader, search=agent.tools.search, topk=config.search.topk)
@@ -84,16 +84,6 @@ def _eval_as_tool(config, flags, sets: Sequence) -> None:
   if flags.plots:
     plots.readers({pathlib.Path(name).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
   _finish(flags, scores | {'manifest': made, 'predictions': predictions}, scores)
-
-
-def _open_policy(config, flags, sets: Sequence) -> tuple:
-  """Opens the agent of a config with the policy in --checkpoint; returns it and the name of the weights."""
-  from jaxsearch.evaluation import agents
-  from jaxsearch.evaluation.manifest import weights
-  policy = agents.load_policy(config, flags.checkpoint)
-  check_room(config, policy.tokenizer, _questions(sets))
-  about = weights(flags.checkpoint or config.model, policy.step)
-  return agents.open_agent(config, corpus=flags.corpus, policy=policy), about
 
 
 def _questions(sets: Sequence, samples: int = 1) -> list:
@@ -213,7 +203,7 @@ def bench(config, flags) -> None:
     policy = {'url': flags.url, 'model': flags.model}
     check_room(config, agent.engine.tokenizer, _questions(sets), **of_server(config))
   else:
-    agent, policy = _open_policy(config, flags, sets)
+    agent, _, policy = open_agent(config, flags, _questions(sets))
   numbers = ', '.join(f'{len(one.questions)} of {one.name}' for one in sets)
   say(f'{numbers}; corpus: {corpus or "none of ours"}')
   if corpus in registry.ENTRIES['corpora'] and flags.folder:
