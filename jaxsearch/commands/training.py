@@ -75,8 +75,8 @@ def train(config, _) -> None:
     return
   figures = {}
   for suffix, temperature in (('', config.eval.temperatures[0]), ('_greedy', 0.0)):
-    if em := [row['em'] for row in evaluations if row['temperature'] == temperature]:
-      figures |= {f'em_before{suffix}': em[0], f'em_after{suffix}': em[-1]}
+    if alike := report.alike_last([row for row in evaluations if row['temperature'] == temperature]):
+      figures |= {f'em_before{suffix}': alike[0]['em'], f'em_after{suffix}': alike[-1]['em']}
   seconds = round(time.perf_counter() - start, 1)
   print_figures(figures | {'steps': evaluations[-1]['step'], 'seconds': seconds, 'report': str(page)})
 

@@ -22,19 +22,29 @@ def load_questions(name: str, *, hops: tuple[int, ...] = (), arithmetic: bool = 
   Args:
     name: 'world:SPLIT', a file in the FlashRAG format, a table (tables.py), or one of `benchmarks.SOURCES`
       and a file as its authors publish it ('nq:FILE'); or several of them joined by '+', whose ids get their
-      source in front where two are the same.
+      source in front where two are the same. A question in one of several files that names no source has
+      that file as its source: 'nq/test' of 'DATA/nq/test.jsonl'.
     hops, arithmetic: of the world's questions, see `world.files.questions`.
 
   Raises ValueError (no such split, no question is left), or DataError with file and line.
   """
+  parts = _parts(name)
+
   def read(source, path):
     if source in registry.ENTRIES['questions']:
       return registry.find('questions', source)(path, hops, arithmetic)
     if source == 'file':
-      return tables.read_questions(path) if tables.is_table(path) else read_questions(path)
+      questions = tables.read_questions(path) if tables.is_table(path) else read_questions(path)
+      return [_of_file(one, path) for one in questions] if len(parts) > 1 else questions
     return benchmarks.read_questions(source, path)
 
-  return _joined(name, [(source, read(source, path)) for source, path in _parts(name)])
+  return _joined(name, [(source, read(source, path)) for source, path in parts])
+
+
+def _of_file(question: Question, path: str) -> Question:
+  folder, file = os.path.split(path)
+  source = os.path.join(os.path.basename(folder), file.partition('.')[0])
+  return dataclasses.replace(question, metadata={'source': source} | question.metadata)
 
 
 def load_corpus(name: str) -> list[Document]:

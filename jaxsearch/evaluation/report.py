@@ -96,6 +96,13 @@ def plot_depths(rows: Rows, axes) -> None:
               columnspacing=0.9, handletextpad=0.4, frameon=False)
 
 
+def alike_last(evaluations: Rows) -> Rows:
+  """Returns those at the temperature and of the questions of the last one: a resumed run may ask others."""
+  asked = lambda row: (row['temperature'], len(row.get('em_each', ())),
+                       [sample['question'] for sample in row.get('samples', ())])
+  return [row for row in evaluations if asked(row) == asked(evaluations[-1])]
+
+
 def render(rows: Rows, evaluations: Rows, config: Mapping, curves: bytes) -> str:
   """Returns the page as HTML; everything that a model or a tool wrote is escaped."""
   import jinja2
@@ -103,8 +110,7 @@ def render(rows: Rows, evaluations: Rows, config: Mapping, curves: bytes) -> str
   text = lambda name: (FOLDER / name).read_text(encoding='utf-8')
   number = Figure('', scale=1, digits='.4g').shown
   sampled = [row for row in evaluations if row.get('samples')]
-  asked = lambda row: (row['temperature'], [sample['question'] for sample in row['samples']])
-  alike = [row for row in sampled if asked(row) == asked(sampled[-1])]  # a resumed run may ask others
+  alike = alike_last(sampled)
   compared = [alike[0], *alike[1:][-1:]] if alike else []
   examples = {change: [] for change in CHANGES.values()}
   for pair in zip(*(row['samples'] for row in compared)):

@@ -185,8 +185,10 @@ def score_passes(config: ConfigDict) -> int:
 
 
 def total_updates(config: ConfigDict) -> int:
-  """Counts the updates of a whole run in which every tree is trained on."""
+  """Counts the updates of a whole run in which every tree, or as many as are selected, is trained on."""
   trees = config.questions_per_step * config.group_size
+  if config.credit.get('strategy', 'full') != 'full':
+    trees = min(config.credit.keep, trees)
   return config.steps * config.train.epochs * -(-trees // (config.train.mini_batch or trees))
 
 

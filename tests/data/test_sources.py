@@ -53,6 +53,10 @@ def test_a_set_of_several_files(tmp_path):
           load_questions(f'{hotpot}+{first}+{own}+{second}')] == [
     ('x', 'Ada'), ('gsm8k:gsm8k_0', '1'), ('gsm8k:gsm8k_1', '2'), ('file:gsm8k_1', 'A'),
     ('gsm8k.2:gsm8k_0', '3')]
+  (tmp_path / 'nq').mkdir()
+  several = f'{hotpot}+{questions(tmp_path / "nq" / "test.jsonl", "1")}+{questions(tmp_path / "own.jsonl", "2")}'
+  assert [question.metadata['source'] for question in load_questions(several)] == [
+    'hotpotqa', 'nq/test', f'{tmp_path.name}/own']
   both = load_questions(f'world:test+{first}', hops=(1,))
   assert len(both) == len(load_questions('world:test', hops=(1,))) + 2
 

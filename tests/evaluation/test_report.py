@@ -80,6 +80,13 @@ def test_the_first_example_is_one_that_training_changed_for_the_better():
   assert texts(page, 'tr')[:2] == ['step decoding EM, % F1, % searches n', '0 T = 1 40.0 40.0 1.00 5']
 
 
+def test_alike_are_the_evaluations_that_asked_what_the_last_one_did():
+  few, many = ([evaluation(step, sample('asked', 1.0)) | {'em_each': [1.0] * number} for step in (0, 5)]
+               for number in (2, 3))
+  assert report.alike_last([*few, *many]) == many and report.alike_last(few) == few
+  assert report.alike_last([]) == []
+
+
 @pytest.mark.parametrize('rows', [
   [], [{'step': 1, 'em': None, 'skipped': 1}],
   [metrics_row(1), metrics_row(2, loss=None, reward=None, skipped=1), metrics_row(3, skipped=1)],

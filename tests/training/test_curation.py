@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from configs import base
 from configs.carl import critic_warmup as warmup_settings
 from jaxsearch import cli
 from jaxsearch.data.questions import Question, read_questions, write_questions
@@ -109,3 +110,11 @@ def test_of_every_source_the_first_questions_are_taken():
   asked = [Question(str(number), '?', ('a',), {'source': source}) for number, source in enumerate('xxxyxy')]
   assert [one.id for one in question_sets.first_of_each(asked, 2)] == ['0', '1', '3', '5']
   assert question_sets.first_of_each(asked, 0) == asked
+
+
+def test_held_out_questions_are_of_every_file(tmp_path):
+  for name in 'ab':
+    write_questions([Question(f'{name}{number}', '?', ('a',)) for number in range(3)], tmp_path / f'{name}.jsonl')
+  config = base.get_config()
+  config.eval.update(questions=f'{tmp_path}/a.jsonl+{tmp_path}/b.jsonl', number=2)
+  assert [one.id for one in question_sets.read_held_out(config)[0]] == ['a0', 'a1', 'b0', 'b1']

@@ -21,7 +21,7 @@ from jaxsearch.sampler import driver
 from jaxsearch.sampler.requests import Ask, Generate, Sampling, Score, Search, ToolFailure, Tools
 from jaxsearch.tools.calls import NoRoom
 from jaxsearch.tools.tool import listed
-from jaxsearch.training import growing, held, loop, refill, row_files
+from jaxsearch.training import growing, held, loop, refill, row_files, update
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 from tests.methods.driving import Letters
@@ -248,6 +248,19 @@ def steps_of(monkeypatch, steps, stop_after=0):
     rows.append(([[tree.to_json() for tree in group] for group in groups], dict(current.context.metrics),
                  [[episode.tree.question.id for episode in one.episodes] for one in carried]))
   return rows
+
+
+@pytest.mark.parametrize('carry', (0, 2))
+def test_chains_of_other_parameters_are_not_laid_upon_each_other(config, monkeypatch, carry):
+  def pack(*_, share_trained, **__):
+    assert share_trained == (not carry)
+    raise Killed
+
+  monkeypatch.setattr(update.batches, 'pack', pack)
+  config.critic.enabled, config.train.carry = False, carry
+  tree = Tree(Letters(), Question('0', '?', ('a',)))
+  with pytest.raises(Killed):
+    update.update(types.SimpleNamespace(config=config, mesh=None), [[tree]], 1, None)
 
 
 def test_questions_that_are_carried_are_trained_where_they_end_and_survive_a_checkpoint(monkeypatch):

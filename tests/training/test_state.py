@@ -8,9 +8,11 @@ import numpy as np
 import optax
 import pytest
 
+from configs import cusearch
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
+from jaxsearch.training import learner
 from jaxsearch.training import state as states
 
 EVERY_ROUNDING = jax.jit(lambda x: states.round_to_bfloat16(
@@ -27,6 +29,16 @@ def test_cosine_ends_at_zero(tiny):
     tiny.optim_config(learning_rate=1.0, lr_warmup_updates=2, schedule='cosine'), 10)
   expected = [0.5, 1.0] + [0.5 * (1 + np.cos(np.pi * i / 8)) for i in range(9)]
   np.testing.assert_allclose([schedule(i) for i in range(11)], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('strategy, mini_batch, updates', [
+  ('full', 0, 40), ('full', 24, 80), ('auto', 0, 40), ('auto', 24, 40), ('auto', 5, 200)])
+def test_the_updates_of_a_run_are_those_of_the_chains_that_are_selected(strategy, mini_batch, updates):
+  config = cusearch.get_config()
+  config.update(steps=40, questions_per_step=6, group_size=8)
+  config.credit.update(strategy=strategy, keep=24)
+  config.train.mini_batch = mini_batch
+  assert learner.total_updates(config) == updates
 
 
 def test_decay_spares_norms_and_biases(tiny):
