@@ -53,7 +53,7 @@ def merge(params: dict, adapter: dict, alpha: float) -> dict:
 
   The factors are rounded to the dtype of W, multiplied, and added in float32, so the dtype of the adapter
   itself does not change the result. In bfloat16 an entry of W changes once a b is half a unit in its last
-  place, as in a bfloat16 copy of float32 parameters; PEFT, which computes x W + x a b, shows less at once.
+  place, as in a bfloat16 copy of float32 parameters. PEFT computes x W + x a b, where less counts too.
   """
   def add(w, a, b):
     product = jnp.tensordot(a.astype(w.dtype), b.astype(w.dtype), 1, preferred_element_type=jnp.float32)
