@@ -52,8 +52,8 @@ def merge(params: dict, adapter: dict, alpha: float) -> dict:
   """Returns the parameters W + alpha / rank * a b, in the dtype of W; those without an adapter are unchanged.
 
   The factors are rounded to the dtype of W, multiplied, and added in float32, so the dtype of the adapter
-  itself does not change the result. In bfloat16 an entry of W changes once a b is half a unit in its last
-  place, as in a bfloat16 copy of float32 parameters. PEFT computes x W + x a b, where less counts too.
+  itself does not change the result. In bfloat16 an entry of W changes once the product is half a unit in
+  its last place, as in a bfloat16 copy of float32 parameters. PEFT adds to x W instead, where less counts.
   """
   def add(w, a, b):
     product = jnp.tensordot(a.astype(w.dtype), b.astype(w.dtype), 1, preferred_element_type=jnp.float32)

@@ -84,7 +84,7 @@ def update(learner: Learner, groups: Groups, step: int, clock: metrics.Clock) ->
     raise ValueError(f'critic.enabled=True: the credit of method={config.method!r} sets no returns, which '
                      'a critic learns')
   whole = by_sequence(config.loss.kind, config.loss.importance)
-  apart = clipped or whole or settings.carry  # carried on, chains that begin alike had other log-probabilities
+  apart = clipped or whole or settings.carry  # carried chains of other parameters had other log-probabilities
   at_most = settings.mini_batch or config.questions_per_step * config.group_size
   parts = [batches.pack(forest, learner.mesh, settings, attention=config.attention, at_most=at_most,
                         share_trained=not apart, sequences=whole, critic=critic.enabled)
