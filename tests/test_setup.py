@@ -8,7 +8,7 @@ import types
 import jax
 import pytest
 
-from configs import base, zerosearch
+from configs import base, r_search, zerosearch
 from jaxsearch import cli, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.models.architecture import DecoderConfig
@@ -127,6 +127,13 @@ def test_a_model_of_ours_writes_on_a_sampler_of_its_own(tmp_path):
     return str(error.value)
 
   assert written(0, 1) == written(0, 1) != written(0, 2)  # sampled, each call with a seed of its own
+
+
+def test_a_helper_whose_paths_may_outgrow_its_model_is_refused():
+  reader = r_search.get_config().reader
+  reader.length = 4096
+  with pytest.raises(ValueError, match='length=4096 is more than the 2048 positions of world-reader'):
+    setup.load_assistant(reader, 'float32')
 
 
 def test_no_search_waits_for_the_programs_of_its_writer(monkeypatch):

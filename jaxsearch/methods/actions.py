@@ -29,12 +29,16 @@ class Action:
   failed: int = 0        # those that had no reply
 
   @property
-  def query(self) -> str | None:
-    """Returns what it searches for, several queries on a line each; None if it does not."""
+  def queries(self) -> list[str]:
+    """Returns what it searches for; nothing if it does not."""
     searches = [call for call in self.calls if isinstance(call, Called) and call.name == 'search']
     asked = [call.arguments.get('query', []) for call in searches]  # a tool of a server's may have none
-    queries = [str(text) for each in asked for text in (each if isinstance(each, list) else [each])]
-    return '\n'.join(queries) or None
+    return [str(text) for each in asked for text in (each if isinstance(each, list) else [each])]
+
+  @property
+  def query(self) -> str | None:
+    """Returns its queries, on a line each; None if it does not search."""
+    return '\n'.join(self.queries) or None
 
   @property
   def called(self) -> str:

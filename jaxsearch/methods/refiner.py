@@ -100,5 +100,4 @@ def of_refinement(probes: Sequence[dict[str, Any]]) -> dict[str, float]:
   figures = {name: float(value) for name, value in terms.items()}
   figures['g_bar'] = float(cuts.mean(axis=0) @ gains.mean(axis=0))
   predicted = figures['a_prec'] + figures['v_inter'] * (figures['s_trim'] + figures['g_bar'])
-  return figures | {'gain_predicted': predicted, 'gain_measured': float(np.mean(kept - rewards)),
-                    'probed': len(probes)}
+  return figures | {'gain_predicted': predicted, 'gain_measured': float(np.mean(kept - rewards))}

@@ -12,7 +12,7 @@ from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import f1
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees import grammar
-from jaxsearch.trees.tree import Tree
+from jaxsearch.trees.tree import Stop, Tree
 
 FORMAT_REWARD = 0.1
 TAGS = grammar.RESEARCH
@@ -31,6 +31,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   tree.metrics['format'] = formats.research_format(written, boxed=boxed)
   if boxed and tree.answer is not None:
     tree.answer = formats.last_boxed(tree.answer)
+    tree.stop = Stop.MALFORMED if tree.answer is None else tree.stop
 
 
 def reward(tree: Tree) -> float:

@@ -121,4 +121,5 @@ def credit(groups: Groups, context: Context, *, joint: bool = True,
         draft, *others = map(earned, probe['judged'])
         probes.append(probe | {'reward': draft, 'gains': np.array(others) - draft, 'kept': tree.reward})
   credit_relative(groups, normalize_std=normalize_std, singleton=singleton)
-  context.metrics.update(refiners.of_refinement(probes))
+  figures = refiners.of_refinement(context.gather(probes)[0])  # covariances are not means of the processes'
+  context.metrics.update(figures | ({'probed': len(probes)} if figures else {}))

@@ -53,7 +53,7 @@ def reward(tree: Tree, key_weight: float = 0.618) -> float:
   boxed = formats.only_box([tree.grammar.content(node) for node in spans], 'answer') is not None
   well_formed = rounds(tree) and boxed and any(read(node).thinking for node in spans)  # section 2.3.1
   answer = token_f1(tree.answer, tree.question.golden_answers) if well_formed else 0.0
-  queries = [read(node).query for node in rounds(tree)]
+  queries = [query for node in rounds(tree) for query in read(node).queries]
   keys = search_keys(queries, tree.question.metadata.get('steps', ()))
   tree.metrics.update(reward_answer=answer, reward_keys=keys)
   return answer + key_weight * keys

@@ -28,6 +28,8 @@ _NUMBER = re.compile(r'''
              (?:[eE](?P<exponent>[-+]?[0-9]+)(?!\w))?)
   (?:\s?/\s?(?P<divisor>[0-9]+)(?![.,]?[0-9]))?
   (?P<percent>\s*(?:\\?%|per\s?cent\b))?''', re.VERBOSE)
+_TIMES_POWER = re.compile(r'(?<=[0-9])\s*(?:\\times|\\cdot|[x*×·])\s*10\s?\^\s?\{?([-+]?[0-9]+)\}?')
+_POWER = re.compile(r'(?<![\w.,])10\s?\^\s?\{?([-+]?[0-9]+)\}?')
 _FRACTION = re.compile(r'(?<![0-9])\\[dt]?frac\s*\{\s*([0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}')
 # Characters; far above any answer, and far below what takes long to compute with.
 _LONGEST_NUMBER, _LONGEST_EXPONENT = 100, 4
@@ -105,12 +107,12 @@ def numeric_match(prediction: str | None, golds: str | Iterable[str], *, toleran
 def read_number(text: str) -> tuple[Fraction, bool] | None:
   r"""Reads the last number in a text, and whether a per cent sign follows it; None without one.
 
-  Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6) and fractions of whole numbers
-  (3/4), all in ASCII digits, and as LaTeX has them (10{,}000, \frac{3}{4}). Units are ignored ('1.5 million'
-  is 1.5), and so are digits inside a word ('km2').
+  Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6, 10^6) and fractions of whole
+  numbers (3/4), all in ASCII digits, and as LaTeX has them (10{,}000, \frac{3}{4}, 2 \times 10^{6}). Units are
+  ignored ('1.5 million' is 1.5), and so are digits inside a word ('km2').
   """
-  text = _FRACTION.sub(r'\1/\2', text.replace('{,}', ','))
-  text = _CURRENCY.sub(r' \1', text.replace('\N{MINUS SIGN}', '-'))
+  text = _FRACTION.sub(r'\1/\2', text.replace('{,}', ',').replace('\N{MINUS SIGN}', '-'))
+  text = _CURRENCY.sub(r' \1', _POWER.sub(r'1e\1 ', _TIMES_POWER.sub(r'e\1 ', text)))
   last = collections.deque(_NUMBER.finditer(text), maxlen=1)
   if not last:
     return None

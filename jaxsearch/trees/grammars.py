@@ -99,7 +99,7 @@ class Tagged:
 
   def is_turn(self, node: Any, action: str) -> bool:
     """Tells whether a span is a well-formed turn that ends in a 'search' or an 'answer'."""
-    return grammar.is_turn(node.text, action)
+    return grammar.is_turn(node.text, action, self.tags)
 
 
 class Coded(Tagged):

@@ -118,7 +118,8 @@ def test_the_first_sentence(text, sentence):
 
 @pytest.mark.parametrize('text, marked, short', [
   ('Hm. So the answer is: Ada Lovelace.', 'Ada Lovelace', 'Ada Lovelace'),
-  ('The answer is **Ada**\nmore', 'Ada', 'Ada'),
+  ('The answer is **Ada**\nmore', 'Ada', 'Ada'), ('So the answer is:\n\nAda\nmore', 'Ada', 'Ada'),
+  (r'So the answer is: $\boxed{\text{Ada}}$.', 'Ada', 'Ada'),
   ('The answer is A. No, the answer is: B', 'B', 'B'), ('\nAnswer: Ada.\nBecause', None, 'Ada'),
   ('', None, None),
   ('<think> x</think><answer> Ada </answer>', 'Ada', 'Ada'), (' Ada</answer>', 'Ada', 'Ada'),

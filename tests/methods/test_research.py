@@ -42,6 +42,7 @@ def test_the_prompt_wants_a_box_and_results_stand_in_their_tag():
 def test_rewards(said, reward):
   tree, *_ = chain(*said)
   assert research.reward(tree) == pytest.approx(reward)
+  assert (tree.stop is Stop.ANSWERED) == (tree.answer is not None)
 
 
 def test_without_boxes_the_whole_answer_counts():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.methods import refiner, search_r2
+from jaxsearch.methods import Context, refiner, search_r2
 from jaxsearch.sampler.requests import Ask, Generate, Score, ToolFailure
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods import driving
@@ -228,10 +228,15 @@ def test_what_probing_estimates():
   assert tree.root.data['probe']['judged'] == [[0, 0, 1], [0, 0, 1], [1, 0, 1]]
 
 
-def test_the_gain_of_a_step_is_logged():
+def test_the_gain_of_a_step_is_logged(monkeypatch):
   trees = [drive([ONE, WRONG, WRONG, RIGHT, RIGHT], [(REVISE, 2)], probe=1.1)[0],
            drive([WRONG, RIGHT], [ACCEPT], probe=1.1)[0]]
   own = context()
   search_r2.credit([trees], own)
   assert own.metrics['gain_measured'] == 1.0 and own.metrics['v_inter'] == 0.5 and own.metrics['probed'] == 2
   assert own.metrics['gain_predicted'] == pytest.approx(1.0)
+  gathered = []  # and alike if each tree is another process's
+  monkeypatch.setattr(Context, 'gather', lambda _, probes: (gathered.extend(probes) or gathered, []))
+  for tree in trees:
+    search_r2.credit([[tree]], last := context())
+  assert last.metrics == own.metrics | {'probed': 1}

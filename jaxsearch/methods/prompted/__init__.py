@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.methods import actions
+from jaxsearch.rewards import formats
 from jaxsearch.sampler.requests import Generate, Growth, Search, ToolFailure, shorten
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
@@ -99,11 +100,11 @@ def plain(text: str) -> str:
 
 
 def marked_answer(text: str) -> str | None:
-  """Returns the answer in tags, or the rest of the line after the last 'the answer is'."""
+  r"""Returns the answer in tags, or in \boxed{…} or on the line after the last 'the answer is'."""
   if '</answer>' in text:  # the opening tag may stand in the prompt
     return text.split('</answer>')[0].split('<answer>')[-1].strip() or None
   *before, rest = _ANSWER_IS.split(text)
-  return _bare(rest.split('\n')[0]) if before else None
+  return formats.last_boxed(rest) or _bare(rest.strip().split('\n')[0]) if before else None
 
 
 def short_answer(text: str) -> str | None:
