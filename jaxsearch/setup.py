@@ -55,14 +55,19 @@ def load_policy(config: ConfigDict, mesh: Mesh) -> tuple[DecoderConfig, dict]:
   Parameters are float32 master weights, or in the compute dtype if `config.optim.master_weights` is off or
   they are frozen under an adapter. Raises NotFinite if one has a value that is not.
   """
-  param_dtype = 'float32' if config.optim.master_weights and not config.lora.rank else config.dtype
+  dtype = param_dtype(config)
   if config.model.startswith(RANDOM):
     model_config = _as_run(config, preset(config.model.removeprefix(RANDOM)))
-    create = lambda key: initial_params(model_config, key, jnp.dtype(param_dtype))
+    create = lambda key: initial_params(model_config, key, jnp.dtype(dtype))
     placed = param_shardings(model_config, mesh)
     return model_config, jax.jit(create, out_shardings=placed)(jax.random.key(config.seed))
-  model_config, params = _load_weights(config.model, config.dtype, param_dtype, mesh)
+  model_config, params = _load_weights(config.model, config.dtype, dtype, mesh)
   return _as_run(config, model_config), params
+
+
+def param_dtype(config: ConfigDict | Mapping[str, Any]) -> str:
+  """Returns the dtype in which `load_policy` keeps parameters."""
+  return 'float32' if config['optim']['master_weights'] and not config['lora']['rank'] else config['dtype']
 
 
 def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) -> tuple[DecoderConfig, dict]:

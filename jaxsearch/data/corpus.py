@@ -5,6 +5,7 @@ on the way. Indexing them is the business of `jaxsearch.tools`.
 """
 
 import itertools
+import json
 import os
 import re
 import unicodedata
@@ -35,6 +36,11 @@ def split_contents(contents: str) -> tuple[str, str]:
 def join_contents(title: str, text: str) -> str:
   """Returns the `contents` of a document; the inverse of `split_contents`."""
   return f'"{title}"\n{text}'
+
+
+def line_of(document: Document) -> bytes:
+  """Returns the line of a document in an index; the hash of a corpus is that of its lines."""
+  return json.dumps([document.id, document.title, document.text], ensure_ascii=False).encode() + b'\n'
 
 
 def first_words(text: str, number: int) -> str:

@@ -136,12 +136,11 @@ def fingerprint(params: dict) -> list[float]:
   return [float(value) for value in jax.tree.leaves(jax.jit(lambda tree: jax.tree.map(mean, tree))(params))]
 
 
-def check_base(run: Mapping[str, Any], now: list[float], name: str) -> None:
-  """Raises ValueError unless a run began with the parameters of model `name`, of fingerprint `now`."""
+def check_base(run: Mapping[str, Any], now: list[float], name: str, what: str = 'this run') -> None:
+  """Raises ValueError unless `what` began with the parameters of model `name`, of fingerprint `now`."""
   then = run['reference']
   if len(then) != len(now) or not np.allclose(then, now, rtol=1e-5, atol=0):
-    raise ValueError(f'model={name!r} has changed since this run began; its KL and its adapter refer to the '
-                     'old one')
+    raise ValueError(f'model={name!r} has changed since {what} began; what it learned refers to the old one')
 
 
 def save(model: Decoder, folder: str | pathlib.Path, tokenizer: Tokenizer | None = None, *,

@@ -8,6 +8,7 @@ words w of the query:
 
 import dataclasses
 import functools
+import hashlib
 import math
 import pathlib
 import tempfile
@@ -15,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from jaxsearch.data.corpus import Document, indexed, words
+from jaxsearch.data.corpus import Document, indexed, line_of, words
 from jaxsearch.tools import Backend, sparse
 from jaxsearch.tools.names import Names, named
 from jaxsearch.tools.sparse import K1, NOTHING, B, Ranking
@@ -46,6 +47,14 @@ class BM25:
     """
     return [[dataclasses.replace(self._passages[number], score=float(score))
              for number, score in zip(*self._rank(query, topk))] for query in queries]
+
+  @functools.cached_property
+  def known(self) -> dict[str, str]:
+    """Its 'corpus' by the hash that an index of it has, as a server tells it."""
+    digest = hashlib.sha256()
+    for passage in self._passages:
+      digest.update(line_of(passage))
+    return {'corpus': digest.hexdigest(), 'index': 'bm25'}
 
   def open(self, name: str) -> list[Document]:
     """Returns the passage with this id, else those with this title."""

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import filelock
 import numpy as np
 
-from jaxsearch.data.corpus import indexed, stream_corpus
+from jaxsearch.data.corpus import indexed, line_of, stream_corpus
 from jaxsearch.data.jsonl import DataError, opened
 from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools import sparse
@@ -101,8 +101,7 @@ def _scan(corpus, out: pathlib.Path, kind: str, report: Report) -> dict:
         open(out / 'ends.int64', 'wb', opener=no_link) as ends):
     while documents := [document for _, document in itertools.islice(stream, sparse.BLOCK)]:
       report('scan', size)
-      fields = ([document.id, document.title, document.text] for document in documents)
-      lines = [json.dumps(values, ensure_ascii=False).encode() + b'\n' for values in fields]
+      lines = list(map(line_of, documents))
       ends.write((end + np.cumsum([len(line) for line in lines], dtype=np.int64)).tobytes())
       content = b''.join(lines)
       passages.write(content)

@@ -35,6 +35,7 @@ from jaxsearch import config_check, setup
 from jaxsearch.data.questions import Question
 from jaxsearch.files import write_whole
 from jaxsearch.methods import find_method
+from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import memory, transfer
@@ -82,20 +83,25 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   mesh, first = meshes.make_mesh(**config.mesh), jax.process_index() == 0
   batches.check_rows(config.train.micro_rows, mesh)
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
-    for made_with in transfer.broadcast(row_files.read(run.out / 'rollouts_config.json')):
+    made_with, *of = transfer.broadcast(row_files.read(run.out / 'rollouts_config.json')) or [None]
+    if made_with:
       runs.check_same_run(made_with, config)
-    if first:
-      row_files.write(run.out / 'rollouts_config.json', [config_check.to_saved(config)])
     model_config, params = setup.load_policy(config, mesh)
+    began = {'reference': hub.fingerprint(params)}
+    same = lambda host: hub.check_base(began | host, began['reference'], config.model)
+    for host in of:
+      same(host)
+    if first:
+      row_files.write(run.out / 'rollouts_config.json', [config_check.to_saved(config), began])
     policy = Policy(run, model_config, params, mesh)
     trees, tiers = collect(policy, params)
     held_out, buckets = curation.split(trees, tiers, settings)
     moves = learners.is_shared(config) and settings.backbone_rate  # the policy's backbone
     em_before = policy.em(held_out, 0) if moves else None
     policy.engine.unload(cache=True)
-    student = Student(config, model_config, params, mesh)
+    student = Student(config, model_config, params, mesh, began)
     curves = {'before': student.assess(held_out)}
-    student.state, _ = run.restore(student.state)
+    student.state, _ = run.restore(student.state, check=same)
     run.start()
 
     def look() -> dict[str, float]:
@@ -123,6 +129,7 @@ def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tr
   """Updates the critic until the figures of `look` pass the gate, or to the last step; returns both."""
   config, settings = run.config, run.config.critic_warmup
   host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not learners.is_shared(config)}
+  host |= student.began
   figures, step = look(), run.last_step
   checks = lambda: step % settings.check_every == 0 or step == settings.max_updates
   is_done = lambda: checks() and step >= settings.min_updates and passes(figures, settings.gate)
@@ -265,11 +272,12 @@ class Policy:
 
 
 class Student:
-  """The critic that is warmed up, with what updates and asks it."""
+  """The critic that is warmed up, with what updates and asks it; `began` is the policy that it is of."""
 
   @memory.named('setting up training', memory.STATE)
-  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh):
-    self.model_config = model_config
+  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
+               began: dict[str, list[float]]):
+    self.model_config, self.began = model_config, began
     self.state, self._step = learners.open_critic(config, model_config, params, mesh, config.steps)
     self._values = steps.make_value_step(model_config, mesh=mesh, shared=learners.is_shared(config))
     self._pack = functools.partial(batches.pack, mesh=mesh, settings=config.train, attention=config.attention)

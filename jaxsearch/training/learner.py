@@ -65,7 +65,7 @@ def make_learner(config: ConfigDict) -> Learner:
   if config.critic.enabled:
     if config.critic.warm_start:
       _, warm, host = saved_policies.load_trained(config.critic.warm_start, mesh)
-      check_warm_start(config, host)
+      check_warm_start(config, host, hub.fingerprint(params))
     critic, critic_step = open_critic(config, model_config, params, mesh, total_updates(config), warm)
     values = steps.make_value_step(model_config, mesh=mesh, shared=shared)
   if adapted:
@@ -91,13 +91,16 @@ def make_learner(config: ConfigDict) -> Learner:
     values=values, recomputes=recomputes(config), releases=releases(config, jax.default_backend()))
 
 
-def check_warm_start(config: ConfigDict, host: dict[str, Any]) -> None:
-  """Raises ValueError unless the critic of a checkpoint with this `host` was warmed up for such a run."""
+def check_warm_start(config: ConfigDict, host: dict[str, Any], fingerprint: list[float]) -> None:
+  """Raises ValueError unless the critic of a checkpoint with this `host` was warmed up for such a run, whose
+  model has this fingerprint."""
   name, saved, was_shared = config.critic.warm_start, host['config'], not host.get('critic', False)
   if saved['model'] != config.model or was_shared != is_shared(config):
     raise ValueError(
       f'critic.warm_start={name!r} was warmed up for the model {saved["model"]!r}, '
       f'critic.shared={was_shared}; here they are {config.model!r}, {is_shared(config)}')
+  if 'reference' in host and setup.param_dtype(saved) == setup.param_dtype(config):
+    hub.check_base(host, fingerprint, config.model, f'critic.warm_start={name!r}')
   learned, aggregate = saved['train']['aggregate'], config.train.aggregate
   if 'step-mean' in (learned, aggregate) and learned != aggregate:
     raise ValueError(

@@ -6,6 +6,7 @@ as a rollout, with the negative log-likelihood in place of the surrogate. `train
 
 import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Callable, Sequence
 
@@ -139,7 +140,14 @@ def train(config: ConfigDict) -> dict[str, float]:
     if config.lora.rank:
       base, params = params, setup.new_adapter(config, model_config, mesh)
     state, learn = open_imitation(config, model_config, params, mesh, base)
-    state, _ = run.restore(state, check=lambda host: hub.check_base(host, fingerprint, config.model))
+    digest = hash_of(config.sft.demonstrations)
+
+    def check(host: dict) -> None:
+      hub.check_base(host, fingerprint, config.model)
+      if host.get('demonstrations', digest) != digest:
+        raise ValueError(f'sft.demonstrations={config.sft.demonstrations!r} has changed since this run began')
+
+    state, _ = run.restore(state, check=check)
     run.start()
     for step in run.steps():
       clock = metrics.Clock()
@@ -147,8 +155,16 @@ def train(config: ConfigDict) -> dict[str, float]:
         indices = shuffled(number, config.sft.per_step, step - 1, config.seed)
         state, row = learn(state, [demonstration_of(index) for index in indices])
       run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {
-        'decoder': dataclasses.asdict(model_config), 'reference': fingerprint})
+        'decoder': dataclasses.asdict(model_config), 'reference': fingerprint, 'demonstrations': digest})
   return row
+
+
+def hash_of(demonstrations: str) -> str | None:
+  """Returns the SHA-256 of a file of demonstrations; None for the world's."""
+  if not os.path.isfile(demonstrations):
+    return None
+  with open(demonstrations, 'rb') as file:
+    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def shuffled(number: int, per_step: int, step: int, seed: int) -> list[int]:

@@ -9,7 +9,7 @@ import filelock
 import numpy as np
 import pytest
 
-from jaxsearch.data.corpus import indexed, join_contents
+from jaxsearch.data.corpus import indexed, join_contents, read_corpus
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.tools import index, index_build, sparse
 from jaxsearch.tools.bm25 import BM25
@@ -151,6 +151,7 @@ def test_gzipped_it_is_the_same_corpus_and_a_whole_index_is_not_built_again(corp
   packed.write_bytes(gzip.compress(path.read_bytes()))
   plain, other = (index_build.build(name, tmp_path / name.suffix, 'bm25') for name in (path, packed))
   assert plain['corpus_hash'] == other['corpus_hash'] and plain['passages'] == 61
+  assert BM25(read_corpus(path)).known == {'corpus': plain['corpus_hash'], 'index': 'bm25'}
   before, fail = content(tmp_path / '.gz'), lambda *at: pytest.fail('built again')
   assert index_build.build(packed, tmp_path / '.gz', 'bm25', report=fail) == other
   assert content(tmp_path / '.gz') == before

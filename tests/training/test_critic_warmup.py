@@ -17,6 +17,8 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import competence, plots
 from jaxsearch.evaluation.agents import open_critic
 from jaxsearch.models import hub
+from jaxsearch.models.architecture import initial_params
+from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Search
@@ -99,7 +101,7 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
   assert len(row_files.read(out / 'metrics.jsonl')) == 8
 
   config.out, config.critic.warm_start = str(tmp_path / 'after'), str(out)
-  config.loss.kl_coef = 0.1
+  first_coef, config.loss.kl_coef = config.loss.kl_coef, 0.1
   learner = learners.make_learner(config)
   _, warm, _ = saved_policies.load_trained(out, learner.mesh)
   jax.tree.map(np.testing.assert_array_equal, learner.state.params, warm)
@@ -115,6 +117,13 @@ def test_the_warm_up_learns_resumes_and_is_begun_with(config, tmp_path, monkeypa
     values.append(np.concatenate([node.values for node in tree.nodes(Role.POLICY)]))
   np.testing.assert_allclose(values[1], values[0], rtol=1e-5)
   assert len(np.unique(values[0])) > 1 and open_critic(config, config.model) is None
+  hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
+  with pytest.raises(ValueError, match='has changed since critic.warm_start='):
+    learners.make_learner(config)
+  again = config.copy_and_resolve_references()
+  again.out, again.critic.warm_start, again.loss.kl_coef = str(out), '', first_coef
+  with pytest.raises(ValueError, match='has changed since this run began'):
+    warm_up(again)
   config.dtype, config.optim.master_weights = 'bfloat16', False  # a warm start takes the dtype of the run
   assert {x.dtype.name for x in jax.tree.leaves(learners.make_learner(config).state.params)} == {'bfloat16'}
   config.train.aggregate = 'token-mean'
@@ -200,7 +209,8 @@ def test_a_warm_up_needs_no_questions_to_evaluate(monkeypatch):
 def test_a_resumed_warm_up_believes_the_gate_where_it_would_have_looked():
   config = base.get_config().unlock()
   config.critic_warmup = dict(check_every=2, max_updates=5, min_updates=1, trees=0, gate={'auc': 0.5})
-  student = types.SimpleNamespace(model_config=child.NUMBERS, state=None, learn=lambda trees: {'tokens_trained': 1})
+  student = types.SimpleNamespace(model_config=child.NUMBERS, began={}, state=None,
+                                  learn=lambda trees: {'tokens_trained': 1})
   for last, expected in ((0, [1, 2]), (1, [2]), (2, []), (3, [4]), (5, [])):
     steps = []
     run = types.SimpleNamespace(config=config, last_step=last, steps=lambda: range(last + 1, 6),

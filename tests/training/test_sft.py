@@ -1,6 +1,7 @@
 """Demonstrations: reading, masking, order, and a model that learns them."""
 
 import json
+import pathlib
 
 import jax
 import numpy as np
@@ -124,8 +125,13 @@ def test_an_adapter_learns_resumes_and_is_exported_without_its_base(adapter_conf
   with pytest.raises(ValueError, match='adapter.safetensors cannot be read'):
     agents.load_policy(config, str(folder))
 
+  config.steps, demonstrations = 4, pathlib.Path(config.sft.demonstrations)
+  written = demonstrations.read_text()
+  demonstrations.write_text(written + written)
+  with pytest.raises(ValueError, match='sft.demonstrations=.* has changed since this run began'):
+    sft.train(config)
+  demonstrations.write_text(written)
   hub.save(Decoder(child.NUMBERS, params=initial_params(child.NUMBERS, jax.random.key(7))), config.model)
-  config.steps = 4
   with pytest.raises(ValueError, match='has changed since this run began'):
     sft.train(config)
 
