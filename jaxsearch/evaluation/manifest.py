@@ -27,7 +27,7 @@ from jaxsearch.tools import find_backend
 from jaxsearch.trees import templates
 
 # Raise the number when a score may change.
-METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 1'
+METRIC = 'SQuAD 1.1 normalisation, strict EM, numbers for GSM8K and FinQA; 2'
 # What methods call the limit of their turns.
 TURNS = ('max_turns', 'budget', 'max_segments', 'max_steps', 'rounds', 'max_searches', 'max_thoughts',
          'max_sentences')
