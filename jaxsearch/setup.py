@@ -136,14 +136,15 @@ def architecture(config: ConfigDict) -> DecoderConfig:
 
 
 def _as_run(config: ConfigDict, model_config: DecoderConfig) -> DecoderConfig:
-  check_positions(config.sampler.length, model_config, f'model={config.model!r}', 'sampler.length')
+  check_positions(config, model_config, f'model={config.model!r}')
   return dataclasses.replace(model_config, dtype=config.dtype, remat=config.remat, attention=config.attention)
 
 
-def check_positions(length: int, model_config: DecoderConfig, name: str, field: str = 'length') -> None:
-  """Raises ValueError if a sampler's paths may be longer than its model has positions."""
-  if length > model_config.max_position:
-    raise ValueError(f'{field}={length} is more than the {model_config.max_position} positions of {name}')
+def check_positions(config: ConfigDict, model_config: DecoderConfig, name: str) -> None:
+  """Raises ValueError if the sampler's paths may be longer than a model has positions."""
+  if config.sampler.length > model_config.max_position:
+    raise ValueError(f'sampler.length={config.sampler.length} is more than the {model_config.max_position} '
+                     f'positions of {name}')
 
 
 def param_shardings(model_config: DecoderConfig, mesh: Mesh) -> dict:
@@ -259,9 +260,9 @@ def load_assistant(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -
 
 def _frozen_engine(settings: ConfigDict, dtype: str, mesh: Mesh | None) -> Engine:
   model_config, params = _load_weights(settings.model, dtype, dtype, mesh)
-  check_positions(settings.length, model_config, settings.model)
   tokenizer = Tokenizer.load(tokenizer_path(settings.model))
-  engine = Engine(model_config, tokenizer, slots=settings.slots, length=settings.length, mesh=mesh)
+  length = min(settings.length, model_config.max_position)  # what does not fit fails by name
+  engine = Engine(model_config, tokenizer, slots=settings.slots, length=length, mesh=mesh)
   engine.load(params)
   return engine
 

@@ -39,12 +39,12 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
   """
   if checkpoint and (is_run(checkpoint) or hub.is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint, base=config.model, dtype=config.dtype)
-    setup.check_positions(config.sampler.length, model_config, f'checkpoint={checkpoint!r}', 'sampler.length')
+    setup.check_positions(config, model_config, f'checkpoint={checkpoint!r}')
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])
   if checkpoint:
     decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
-    setup.check_positions(config.sampler.length, decoder.config, f'checkpoint={checkpoint!r}', 'sampler.length')
+    setup.check_positions(config, decoder.config, f'checkpoint={checkpoint!r}')
     transfer.check_finite(decoder.params, checkpoint)
     tokenizer = Tokenizer.load(config.tokenizer or checkpoint)
     return Policy(decoder.config, decoder.params, tokenizer, run.get('step'))
