@@ -6,6 +6,7 @@ has a '+' in it can be read alone, not as a part of a set.
 
 import collections
 import dataclasses
+import hashlib
 import os
 from collections.abc import Sequence
 
@@ -91,6 +92,15 @@ def files_of(name: str) -> list[str]:
 def missing_files(name: str) -> list[str]:
   """Returns those of `files_of` that are not there."""
   return [path for path in files_of(name) if not os.path.exists(path)]
+
+
+def hash_of(name: str) -> str | None:
+  """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""
+  digest, files = hashlib.sha256(), list(filter(os.path.isfile, files_of(name)))
+  for path in files:
+    with open(path, 'rb') as stream:
+      hashlib.file_digest(stream, lambda: digest)
+  return digest.hexdigest() if files else None
 
 
 def _parts(name: str) -> list[tuple[str, str]]:

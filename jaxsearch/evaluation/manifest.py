@@ -7,7 +7,6 @@ same.
 import dataclasses
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -35,7 +34,7 @@ TURNS = ('max_turns', 'budget', 'max_segments', 'max_steps', 'rounds', 'max_sear
 
 def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]:
   """Returns what a result was made with: versions, device, config, and the SHA-256 of files."""
-  read = {name: {'path': without_secrets(path), 'sha256': hash_of(path)}
+  read = {name: {'path': without_secrets(path), 'sha256': sources.hash_of(path)}
           for name, path in files.items() if path}
   return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
           'config': json.loads(json.dumps(to_saved(config))), 'files': read}
@@ -94,15 +93,6 @@ def weights(path: str, step: int | None = None) -> dict[str, Any]:
   saved = [place.stat() for place in of_run if place.is_dir()]
   return {'path': path, 'step': step, 'bytes': sum(file.st_size for file in files),
           'modified': max((file.st_mtime for file in (*files, *saved)), default=None)}
-
-
-def hash_of(name: str) -> str | None:
-  """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""
-  digest, files = hashlib.sha256(), list(filter(os.path.isfile, sources.files_of(name)))
-  for path in files:
-    with open(path, 'rb') as stream:
-      hashlib.file_digest(stream, lambda: digest)
-  return digest.hexdigest() if files else None
 
 
 def _digest(texts: Iterable[str]) -> str:

@@ -108,8 +108,8 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
   r"""Reads the last number in a text, and whether a per cent sign follows it; None without one.
 
   Reads signs, decimals, thousands separated by commas, powers of ten (1.5e6, 10^6) and fractions of whole
-  numbers (3/4), all in ASCII digits, and as LaTeX has them (10{,}000, \frac{3}{4}, 2 \times 10^{6}). Units are
-  ignored ('1.5 million' is 1.5), and so are digits inside a word ('km2').
+  numbers (3/4), all in ASCII digits, and as LaTeX has them (10{,}000, \frac{3}{4}, 2 \times 10^{6}). Units
+  are ignored ('1.5 million' is 1.5), and so are digits inside a word ('km2').
   """
   text = _FRACTION.sub(r'\1/\2', text.replace('{,}', ',').replace('\N{MINUS SIGN}', '-'))
   text = _CURRENCY.sub(r' \1', _POWER.sub(r'1e\1 ', _TIMES_POWER.sub(r'e\1 ', text)))

@@ -6,7 +6,6 @@ as a rollout, with the negative log-likelihood in place of the surrogate. `train
 
 import dataclasses
 import functools
-import hashlib
 import os
 from collections.abc import Callable, Sequence
 
@@ -15,6 +14,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxsearch import registry, setup
+from jaxsearch.data import sources
 from jaxsearch.data.jsonl import DataError, read_records
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
@@ -140,7 +140,7 @@ def train(config: ConfigDict) -> dict[str, float]:
     if config.lora.rank:
       base, params = params, setup.new_adapter(config, model_config, mesh)
     state, learn = open_imitation(config, model_config, params, mesh, base)
-    digest = hash_of(config.sft.demonstrations)
+    digest = sources.hash_of(config.sft.demonstrations)
 
     def check(host: dict) -> None:
       hub.check_base(host, fingerprint, config.model)
@@ -157,14 +157,6 @@ def train(config: ConfigDict) -> dict[str, float]:
       run.finish_step(step, row | clock.row(row['tokens_trained']), state, lambda: {
         'decoder': dataclasses.asdict(model_config), 'reference': fingerprint, 'demonstrations': digest})
   return row
-
-
-def hash_of(demonstrations: str) -> str | None:
-  """Returns the SHA-256 of a file of demonstrations; None for the world's."""
-  if not os.path.isfile(demonstrations):
-    return None
-  with open(demonstrations, 'rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
 
 
 def shuffled(number: int, per_step: int, step: int, seed: int) -> list[int]:

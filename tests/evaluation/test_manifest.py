@@ -4,6 +4,7 @@ import os
 
 from configs import quickstart
 from jaxsearch import setup
+from jaxsearch.data import sources
 from jaxsearch.evaluation import manifest
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.sampler.driver import Agent
@@ -14,19 +15,19 @@ def test_the_hash_of_a_name_is_that_of_all_its_files(tmp_path):
   first, second = tmp_path / 'a.json', tmp_path / 'b.json'
   first.write_text('1')
   second.write_text('2')
-  joined = manifest.hash_of(f'hotpotqa:{first}+{second}')
-  assert len(joined) == 64 and manifest.hash_of('world:test') is None
-  assert manifest.hash_of(str(first)) == manifest.hash_of(f'gsm8k:{first}') != joined
+  joined = sources.hash_of(f'hotpotqa:{first}+{second}')
+  assert len(joined) == 64 and sources.hash_of('world:test') is None
+  assert sources.hash_of(str(first)) == sources.hash_of(f'gsm8k:{first}') != joined
   second.write_text('3')
-  assert manifest.hash_of(f'hotpotqa:{first}+{second}') != joined
+  assert sources.hash_of(f'hotpotqa:{first}+{second}') != joined
 
 
 def test_a_file_with_the_name_of_the_world_is_not_hashed(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   for name in ('world', 'test'):
     (tmp_path / name).write_text('mine')
-  assert manifest.hash_of('world') is None and manifest.hash_of('world:test') is None
-  assert len(manifest.hash_of('./world')) == 64
+  assert sources.hash_of('world') is None and sources.hash_of('world:test') is None
+  assert len(sources.hash_of('./world')) == 64
 
 
 def test_a_run_that_was_trained_again_has_other_weights(tmp_path):
