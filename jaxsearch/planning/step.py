@@ -76,6 +76,7 @@ def work(config: ml_collections.ConfigDict, turns: int | None = None, tokens: in
       turns = (grow.max_segments - 1) // 2
     else:
       turns = grow.budget - 1 if 'budget' in grow else grow.get('max_turns', 4)
+      turns -= 'max_revisions' in grow  # Search-R2 counts the last span too
   prompt = prompt or max(1, min(256, length // 4))
   observation = observation or max(1, min(512, (length - prompt) // 2 // max(turns, 1)))
   room = (length - prompt - turns * observation) // (turns + 1)

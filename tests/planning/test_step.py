@@ -29,7 +29,7 @@ def test_limits_of_the_methods_count():
   assert slate.trained == 32 * (256 + 5 * 4 * 500 + 3 * 512)
   # 3,000 tokens of its own in a chain, each revised at most once
   refined = step.work(load('search_r2_qwen2_5_7b'))
-  assert (refined.trees, refined.tokens) == (512 * 5 * 2, 600)
+  assert (refined.trees, refined.turns, refined.tokens) == (512 * 5 * 2, 3, 750)
   branching = load('tree_grpo_qwen2_5_3b')  # 2 trees of 3 chains, eight updates
   work = step.work(branching)
   assert (work.trees, work.chains) == (512 * 2 * 3, 3)
