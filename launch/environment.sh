@@ -39,7 +39,16 @@ step() {
 
 install() {  # install SPEC: this repository, editable, with the pinned versions; nothing is done when nothing has changed
   local wanted=".venv/installed-${1//[^a-z0-9]/_}"
-  [ -x ".venv/bin/${PYTHON##*/}" ] || step "$PYTHON" -m venv --clear .venv  # none yet, or of another Python
+  if [ ! -x ".venv/bin/${PYTHON##*/}" ]; then  # none yet, or of another Python
+    if "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+      step "$PYTHON" -m venv --clear .venv
+    else  # Ubuntu 22.04, so the hosts of TPU VMs, has 3.10
+      echo "PYTHON=$PYTHON is not Python 3.11 or newer; uv fetches 3.12" >&2
+      local uv=${TMPDIR:-/tmp}/jaxsearch-uv-$UID
+      step "$PYTHON" -m pip install --quiet --upgrade --target "$uv" uv
+      step env PYTHONPATH="$uv" "$PYTHON" -m uv venv --clear --seed --python 3.12 .venv
+    fi
+  fi
   if [ ! -e "$wanted" ] || [ pyproject.toml -nt "$wanted" ] || [ launch/constraints.txt -nt "$wanted" ]; then
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check -c launch/constraints.txt -e "$1"
     step touch "$wanted"

@@ -205,6 +205,14 @@ cp "$2" {tmp_path}/names''')
   assert 'cret' not in said and ' PYTHON=my_python ' in said and '--restart-on-exit-codes 3,70,75' in said
 
 
+def test_uv_fetches_a_newer_python(programs, launch):
+  stand_in(programs, 'python3', 'exit 1')  # as if it were older
+  found = run('quickstart.sh', '--dry-run', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', PYTHON='python3')
+  assert found.returncode == 0 and 'python3 is not Python 3.11' in found.stderr
+  pip, uv = found.stdout.splitlines()[:2]
+  assert re.search(r'pip install .*--target \S+ uv', pip) and uv.endswith('--seed --python 3.12 .venv ')
+
+
 @pytest.mark.parametrize(('gpus', 'platforms'), [('4', 'none'), ('', 'cpu')])
 def test_the_cpu_of_a_login_node_is_not_that_of_a_job_with_gpus(programs, launch, gpus, platforms):
   stand_in(programs, 'srun', 'echo platforms=${JAX_PLATFORMS-none}')
