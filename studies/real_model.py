@@ -22,7 +22,8 @@ DECIDE = 'hotpotqa', '2wikimultihopqa'
 FIGURES = 'em_open', 'em', 'f1', 'em_substring'
 POLICIES = {'closed-book': 'direct', 'closed-book, by examples': 'direct_few', 'one search': 'rag',
             'one search, by examples': 'rag_few', 'cold start': 'cold_policy'}
-TRAINED = {'reinforcement learning': 'rl', 'CuSearch': 'cusearch'}  # PREFIX_SEED.json; the first is GRPO
+TRAINED = {'reinforcement learning': 'rl', 'CuSearch': 'cusearch',
+           'CuSearch, on four': 'four'}  # PREFIX_SEED.json; the first is GRPO
 
 
 def row_of(path: pathlib.Path) -> dict:
@@ -47,21 +48,24 @@ def study(given, out) -> str:
 
 def report(rows, which) -> str:
   """Writes figures over some benchmarks, all if (), and what each way of training adds to those before it."""
-  runs = {name: [rows[name]] for name in POLICIES if name in rows}
-  trained = {name: [rows[row] for row in sorted(rows) if row.startswith(f'{name}/')] for name in TRAINED}
+  runs = {name: {'': rows[name]} for name in POLICIES if name in rows}  # policy -> seed -> figures
+  trained = {name: {row[len(name) + 1:]: rows[row] for row in sorted(rows) if row.startswith(f'{name}/')}
+             for name in TRAINED}
   runs |= {name: seeds for name, seeds in trained.items() if seeds}
-  asked = {figure: [name for name in next(iter(runs.values()))[0][figure]
-                    if not which or name.split('/')[0] in which] for figure in FIGURES}
-  of = lambda policy, figure: 100 * np.array([[row[figure][name] for name in asked[figure]]
-                                              for row in runs[policy]])  # [seeds, questions]
+  first = next(row for seeds in runs.values() for row in seeds.values())
+  asked = {figure: [name for name in first[figure] if not which or name.split('/')[0] in which]
+           for figure in FIGURES}
+  of = lambda policy, figure, seeds: 100 * np.array([  # [seeds, questions]
+    [runs[policy][seed][figure][name] for name in asked[figure]] for seed in seeds])
   headings = {figure: look_up(figure).heading for figure in FIGURES}
-  scores = [{'policy': policy, 'seeds': len(runs[policy])} | {
-    heading: f'{of(policy, figure).mean():.1f}' for figure, heading in headings.items()} for policy in runs]
+  scores = [{'policy': policy, 'seeds': len(seeds)} | {
+    heading: f'{of(policy, figure, seeds).mean():.1f}' for figure, heading in headings.items()}
+            for policy, seeds in runs.items()]
 
   def gain(policy, other, figure):
-    new, old = of(policy, figure), of(other, figure)
-    pairs = len(new) if len(old) == 1 else min(len(new), len(old))  # of seeds
-    return verdicts.estimate(new[:pairs] - old[:pairs])
+    once = '' in runs[other]
+    seeds = list(runs[policy]) if once else sorted(runs[policy].keys() & runs[other])  # the same of both
+    return verdicts.estimate(of(policy, figure, seeds) - of(other, figure, [''] if once else seeds))
 
   gains = [common.table([{f'{policy} minus': other} | {
     heading: common.interval(gain(policy, other, figure)) for figure, heading in headings.items()}
