@@ -44,9 +44,11 @@ install() {  # install SPEC: this repository, editable, with the pinned versions
       step "$PYTHON" -m venv --clear .venv
     else  # Ubuntu 22.04, so the hosts of TPU VMs, has 3.10
       echo "PYTHON=$PYTHON is not Python 3.11 or newer; uv fetches 3.12" >&2
-      local uv=${TMPDIR:-/tmp}/jaxsearch-uv-$UID
-      step "$PYTHON" -m pip install --quiet --upgrade --target "$uv" uv
+      local uv  # a folder of its own: nobody else can have put anything there
+      uv=$(mktemp -d)
+      step "$PYTHON" -m pip install --quiet --target "$uv" uv
       step env PYTHONPATH="$uv" "$PYTHON" -m uv venv --clear --seed --python 3.12 .venv
+      rm -rf "$uv"
     fi
   fi
   if [ ! -e "$wanted" ] || [ pyproject.toml -nt "$wanted" ] || [ launch/constraints.txt -nt "$wanted" ]; then
