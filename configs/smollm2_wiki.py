@@ -23,6 +23,7 @@ def get_config(stage: str = 'chains'):
   config.model = 'smollm2-wiki-reading'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json
+  config.hotpotqa = ''  # questions over two passages: a file in HotpotQA's format, such as a part of hotpot_train_v1.1.json
   # Kinds of questions: how many chains there are for one of each kind that is not named, and the proportions of
   # those to reinforce. These are without comparisons: a model this small does not learn to compare two years, and
   # of yes and no it learns one.

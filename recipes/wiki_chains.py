@@ -33,6 +33,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.training import row_files
 from jaxsearch.trees.grammars import Called, Tagged
+from recipes import wiki_hotpotqa as hotpotqa
 from recipes import wiki_lookups as lookups
 from recipes import wiki_reading as reading
 from recipes.wiki_composing import compose
@@ -148,10 +149,12 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   speech = setup.open_grammar(config, tokenizer)
   exchanged = lookups.exchange(documents, config.seed, settings.words)
   texts, read = reading.read(config.squad, settings.words, config.seed) if config.squad else ([], [])
-  passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)} for one in [*exchanged, *texts]]
+  others, asked = hotpotqa.read(config.hotpotqa, settings.words, config.seed) if config.hotpotqa else ([], [])
+  passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)}
+              for one in [*exchanged, *texts, *others]]
   lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
   write_whole(out / 'corpus.jsonl', ''.join(lines))
-  made = [*lookups.make(exchanged, config.seed, settings.words), *read, *compose(read)]
+  made = [*lookups.make(exchanged, config.seed, settings.words), *read, *compose(read), *asked]
   own = setup.load_questions(config, config.data.questions)
   for name, held in (('questions', False), ('held_out', True)):
     write_questions([one.question for one in made if one.held_out == held], out / f'{name}.jsonl')
