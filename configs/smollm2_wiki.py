@@ -23,12 +23,12 @@ def get_config(stage: str = 'chains'):
   config.model = 'smollm2-wiki-reading'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json
-  config.hotpotqa = ''  # questions over two passages: a file in HotpotQA's format, such as a part of hotpot_train_v1.1.json
+  config.hotpotqa = ''  # questions over two passages: a file in HotpotQA's format, such as hotpot_train_v1.1.json
   # Kinds of questions: how many chains there are for one of each kind that is not named, and the proportions of
   # those to reinforce. These are without comparisons: a model this small does not learn to compare two years, and
   # of yes and no it learns one.
-  config.chains = {'one_passage': 3, 'bridge': 8, 'free_text': 4, 'composed': 4}
-  config.hard = {'one_passage': 1, 'bridge': 2, 'free_text': 6, 'composed': 4, 'described': 1}
+  config.chains = {'one_passage': 3, 'bridge': 8, 'free_text': 4, 'composed': 4, 'HotpotQA': 4}
+  config.hard = {'one_passage': 1, 'bridge': 2, 'free_text': 6, 'composed': 4, 'described': 1, 'HotpotQA': 8}
   folder, made = config.get_ref('folder'), config.get_ref('made')
   config.data.questions, config.data.corpus = folder + '/qa/train_hotpotqa_2wiki.jsonl', folder + '/wiki_corpus.jsonl'
   config.method = 'cusearch'  # for its reward, F1 and format; with all chains kept it is GRPO

@@ -19,6 +19,7 @@ from jaxsearch.trees.tree import Role, Tree
 from recipes import wiki_chains as chains
 from recipes import wiki_lookups as lookups
 from tests.methods.driving import Letters
+from tests.recipes.test_wiki_hotpotqa import of_two
 from tests.recipes.test_wiki_lookups import DOCUMENTS
 from tests.recipes.test_wiki_reading import article, squad
 
@@ -84,12 +85,18 @@ def written(tmp_path_factory):
   towns += [article(f'Zeb{number}ulon Hart died in Quorn{number}den.',
                     [(f'Where did Zeb{number}ulon Hart die?', f'Quorn{number}den')], f'Quorn{number}ley')
             for number in range(60)]
+  over_two = [of_two(f'Who dug the pond of Dame{number} Wolf?', f'Kit{number} Bow',
+                     ((f'Fort{number} Moor', 0), (f'Dame{number} Wolf', 0)), context=[
+                       [f'Dame{number} Wolf', [f'The pond of Dame{number} Wolf is at Fort{number} Moor.']],
+                       [f'Fort{number} Moor', [f'Fort{number} Moor was cut by Kit{number} Bow.']]])
+              for number in range(20)]
+  (folder / 'train.json').write_text(json.dumps(over_two))
   config = smollm2_wiki.get_config()
   with config.unlocked():
     config.folder, config.model = str(folder), 'world-tiny'
-    config.squad = str(squad(folder, *towns))
-    config.chains.update(bridge=2, free_text=2, composed=4)
-    config.hard.update(one_passage=3, composed=3)
+    config.squad, config.hotpotqa = str(squad(folder, *towns)), str(folder / 'train.json')
+    config.chains.update(bridge=2, free_text=2, composed=4, HotpotQA=1)
+    config.hard.update(one_passage=3, composed=3, HotpotQA=1)
     config.grow.update(template='world', chat=False, max_tokens=512)
     config.search.engine = 'rank_bm25'
     config.sampler.length = 4096  # the world's tokenizer cuts text that is not the world's into small pieces
@@ -118,7 +125,7 @@ def test_the_files_fit_each_other_and_the_policy(written):
     assert len(spans) > 1
     kinds.add(question.metadata.get('source', 'own'))
   assert kinds == {'own', 'one passage', 'described', 'bridge', 'comparison', 'bridge comparison',
-                   'free text', 'composed'}
+                   'free text', 'composed', 'HotpotQA'}
   of = lambda kind: figures[f'chains_{kind}']
   for kind, times in config.chains.items():
     assert of(kind) == pytest.approx(times * of('described'), abs=times)

@@ -12,7 +12,7 @@ CONTEXT = [['Ann Lee', ['Ann Lee was a painter.', ' She lived at Blue House.']],
            ['Red House', ['Red House is a pub.']]]
 
 
-def record(question='When was the home of Ann Lee built?', answer='1931', facts=(('Blue House', 1), ('Ann Lee', 1)),
+def of_two(question='When was the home of Ann Lee built?', answer='1931', facts=(('Blue House', 1), ('Ann Lee', 1)),
            kind='bridge', context=CONTEXT):
   return {'_id': question, 'question': question, 'answer': answer, 'type': kind, 'supporting_facts': facts,
           'context': context}
@@ -25,7 +25,7 @@ def read(folder, *records, words=64):
 
 
 def test_the_step_that_has_the_answer_comes_last(tmp_path):
-  documents, (lookup,) = read(tmp_path, record())
+  documents, (lookup,) = read(tmp_path, of_two())
   assert [document.title for document in documents] == ['Ann Lee', 'Blue House', 'Red House']
   assert documents[1].text == 'Blue House is a museum. It was built in 1931. It burned in 1940.'
   assert [(step.passage, step.query, step.finding) for step in lookup.steps] == [
@@ -35,27 +35,27 @@ def test_the_step_that_has_the_answer_comes_last(tmp_path):
 
 
 def test_a_passage_of_several_records_is_there_once(tmp_path):
-  documents, found = read(tmp_path, record(), record('When did the home of Ann Lee burn?', '1940', (
+  documents, found = read(tmp_path, of_two(), of_two('When did the home of Ann Lee burn?', '1940', (
     ('Ann Lee', 1), ('Blue House', 0), ('Blue House', 2))))
   assert len(documents) == 3 and len({lookup.question.id for lookup in found}) == 2
   assert {lookup.steps[-1].finding for lookup in found} == {'It was built in 1931.', 'It burned in 1940.'}
 
 
 @pytest.mark.parametrize('left_out', [
-  record(kind='comparison'), record(answer='yes'), record(answer='Ann Lee'), record(answer='1950'),
-  record(facts=(('Blue House', 7), ('Ann Lee', 1))), record(facts=(('Blue House', 1), ('Green House', 0)))],
+  of_two(kind='comparison'), of_two(answer='yes'), of_two(answer='Ann Lee'), of_two(answer='1950'),
+  of_two(facts=(('Blue House', 7), ('Ann Lee', 1))), of_two(facts=(('Blue House', 1), ('Green House', 0)))],
   ids=['comparison', 'yes', 'in the question', 'in no fact', 'no such fact', 'no such passage'])
 def test_questions_that_are_left_out(tmp_path, left_out):
   assert read(tmp_path, left_out)[1] == []
 
 
 def test_the_answer_stands_where_the_passage_is_cut(tmp_path):
-  assert len(read(tmp_path, record(), words=10)[1]) == 1
-  assert read(tmp_path, record(), words=8)[1] == []
+  assert len(read(tmp_path, of_two(), words=10)[1]) == 1
+  assert read(tmp_path, of_two(), words=8)[1] == []
 
 
 def test_only_the_first_of_equal_questions_is_taken(tmp_path):
-  _, found = read(tmp_path, record(), record(answer='1940', facts=(('Blue House', 2), ('Ann Lee', 1))))
+  _, found = read(tmp_path, of_two(), of_two(answer='1940', facts=(('Blue House', 2), ('Ann Lee', 1))))
   assert [lookup.question.golden_answers for lookup in found] == [('1931',)]
 
 
@@ -67,4 +67,4 @@ def test_only_the_first_of_equal_questions_is_taken(tmp_path):
   ({'supporting_facts': {'title': [], 'sent_id': []}}, "record 1: 'supporting_facts' must be a list")])
 def test_faults_are_named(tmp_path, wrong, message):
   with pytest.raises(DataError, match=message):
-    read(tmp_path, record() | wrong)
+    read(tmp_path, of_two() | wrong)
