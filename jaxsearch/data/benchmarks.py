@@ -77,7 +77,7 @@ def _hotpotqa(row: dict) -> dict:
 
   `metadata` holds the `supporting_facts` and their titles, `gold_titles`, each once.
   """
-  facts = _pairs(row['supporting_facts'])
+  facts = pairs(row['supporting_facts'])
   metadata = {'type': row['type'], 'gold_titles': _once(title for title, _ in facts),
               'supporting_facts': facts}
   return {'id': row.get('_id') or row.get('id'), 'question': row['question'], 'answer': row['answer'],
@@ -85,14 +85,14 @@ def _hotpotqa(row: dict) -> dict:
 
 
 def _hotpotqa_passages(row: dict) -> Passages:
-  for title, sentences in _pairs(row['context']):
+  for title, sentences in pairs(row['context']):
     if not isinstance(sentences, list):
       raise TypeError("'context' must hold lists of sentences")
     # HotpotQA's sentences bring the space before them, those of 2WikiMultiHopQA do not.
     yield title, ' '.join(sentence.strip() for sentence in sentences if sentence.strip())
 
 
-def _pairs(value: Any) -> list[list]:
+def pairs(value: Any) -> list[list]:
   """Returns pairs [title, ...]; two columns of one length are zipped."""
   if isinstance(value, dict):
     others = next(column for name, column in value.items() if name != 'title')
