@@ -229,7 +229,7 @@ FIELDS = {
   'critic_warmup.gate.explained': '<= 1',
 
   # configs/smollm2_wiki.py.
-  **{f'*.{kind}': '>= 0' for kind in ('one_passage', 'bridge', 'free_text', 'composed', 'described')},
+  **{f'*.{kind}': '>= 0' for kind in ('one_passage', 'bridge', 'free_text', 'composed', 'described', 'HotpotQA')},
   # configs/world_policy.py and world_beds.py: their stages, and the shares of what a stage trains on.
   '*.updates': COUNT,
   '*.rows': COUNT,
