@@ -27,7 +27,7 @@ def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document]
   """
   documents, made = read_documents('hotpotqa', path), []
   passages = {document.title: document for document in documents}
-  for question, (_, row) in zip(read_questions('hotpotqa', path), read_array(path)):
+  for question, (_, row) in zip(read_questions('hotpotqa', path), read_array(path), strict=True):
     sentences, facts = dict(pairs(row['context'])), defaultdict(list)
     for title, number in question.metadata['supporting_facts']:
       facts[title] += [sentence.strip() for sentence in sentences.get(title, [])[number:number + 1]]
