@@ -128,8 +128,7 @@ searches. Their constants (`CALIBRATION` in jaxsearch/planning/step.py) come fro
 ([figures](../benchmarks/RESULTS.md#on-an-h100), memory as planned), searches and collectives from assumptions;
 judges take no time.
 
-Search-R1 3B on 8 H100 with `sampler.slots` 2048 takes 36% of a device; `published` is 38.5 s: rollout 16.0,
-score 7.6, update 14.8. `jaxsearch plan --search` finds how many slots fit, at most a step's chains.
+`jaxsearch plan --search` finds how many slots fit, at most a step's chains.
 
 Pod configs leave `sampler.tensor` at 0: with 1 all fit 2 x 8 H100, but each device reads all weights.
 
