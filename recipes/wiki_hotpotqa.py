@@ -1,4 +1,4 @@
-"""Reads questions that people asked about two passages, from a file in HotpotQA's published format.
+"""Reads questions about two passages, from a file in HotpotQA's or 2WikiMultiHopQA's published format.
 
 The steps of a question are its supporting paragraphs, the one that has the answer last, and what is found in
 them are its supporting facts (Yang et al. 2018, section 2). Every other paragraph is a passage too.
@@ -14,6 +14,8 @@ from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.jsonl import read_array
 from jaxsearch.rewards.match import answer_found
 from recipes import wiki_lookups as lookups
+
+BRIDGES = ('bridge', 'compositional', 'inference')  # the first is HotpotQA's, the others 2WikiMultiHopQA's
 
 
 def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document], list[lookups.Lookup]]:
@@ -32,7 +34,7 @@ def read(path: str | os.PathLike, words: int, seed: int) -> tuple[list[Document]
     for title, number in question.metadata['supporting_facts']:
       facts[title] += [sentence.strip() for sentence in sentences.get(title, [])[number:number + 1]]
     golds, text, kind = question.golden_answers, question.question, question.metadata['type']
-    if kind != 'bridge' or golds[0] in ('yes', 'no') or answer_found(golds, text) or not all(facts.values()):
+    if kind not in BRIDGES or golds[0] in ('yes', 'no') or answer_found(golds, text) or not all(facts.values()):
       continue
     steps, last = [], None
     for title, said in facts.items():

@@ -41,6 +41,10 @@ def test_a_passage_of_several_records_is_there_once(tmp_path):
   assert {lookup.steps[-1].finding for lookup in found} == {'It was built in 1931.', 'It burned in 1940.'}
 
 
+def test_2wikimultihopqa_calls_them_compositional(tmp_path):
+  assert read(tmp_path, of_two(kind='compositional'))[1] == read(tmp_path, of_two())[1]
+
+
 @pytest.mark.parametrize('left_out', [
   of_two(kind='comparison'), of_two(answer='yes'), of_two(answer='Ann Lee'), of_two(answer='1950'),
   of_two(facts=(('Blue House', 7), ('Ann Lee', 1))), of_two(facts=(('Blue House', 1), ('Green House', 0)))],
