@@ -42,9 +42,9 @@ def get_config():
                                      # rounded)
   config.remat = 'none'              # what the backward pass recomputes to save memory: 'none', 'dots' (all
                                      # but matrix products) or 'full' (all but the inputs of layers)
-  config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that visits only
-                                     # blocks in which something is visible), 'flash' (JAX's own kernels; each path
-                                     # is then computed by itself, shared prefixes again and again) or 'dense'
+  config.attention = 'auto'          # over training rows: 'auto' (on TPUs and GPUs a kernel that skips fully masked blocks),
+                                     # 'flash' (JAX's own kernels; each path is computed by itself, so shared prefixes are
+                                     # computed once per path) or 'dense'
 
   config.data = config_dict.create(
     questions='world:rl',            # 'world:SPLIT', a FlashRAG JSONL file, parquet of Search-R1 or verl, a
@@ -58,8 +58,7 @@ def get_config():
     hops=(),                         # of the world's questions take those with these numbers of hops; ()
                                      # takes all
     arithmetic=True,                 # whether to take the world's questions about sums and differences
-    number=0,                        # `train` takes the first of them, so that a run sees them again; 0 is
-                                     # all
+    number=0,                        # `train` uses only the first `number` questions, so that a run sees them again; 0: all
   )
   config.search = config_dict.create(
     backend='bm25',                  # 'bm25' over `data.corpus`, 'index' (a folder of `jaxsearch index`),
@@ -89,12 +88,12 @@ def get_config():
                                      # no help
     noise=0.0,                       # for 'bm25': probability that a search, in training and evaluation, finds
                                      # passages about other things
-    noise_each='call',               # every 'call' draws anew whether it does, or a 'query' always finds the same
+    noise_each='call',               # 'call': each call draws anew whether it is noisy; 'query': a query always finds the same
     price=0.001,                     # for 'web': of a credit (a search), as in SERPER's smallest package, in
                                      # dollars; counted in searches_cost, beside searches_paid
-    by_source=False,                 # for 'bm25': a question is searched for in the parts of `data.corpus` of
-                                     # its own source ('hotpotqa:…'); {source} in `url` ('http') and in
-                                     # `index` is that source
+    by_source=False,                 # each question searches its own source ('hotpotqa:…') alone: with 'bm25' the parts of
+                                     # `data.corpus` that come from it; with 'http' and 'index' its name replaces {source} in
+                                     # `url` and in `index`
     topk=2,                          # passages per search
     words=0,                         # of a passage the policy sees the first `words`; 0 is all
     timeout=30.0,                    # seconds until a search counts as failed, retries included
@@ -103,9 +102,8 @@ def get_config():
   )
   for backend in tools.declared().values():
     config.search.update(backend.fields)  # of back ends that are not shipped
-  config.tools = ()                  # that an instruct model may call: 'search', 'open' (a document), 'find'
-                                     # (words in it), 'python', 'finish'; () is 'search', or what
-                                     # mcp.servers offer
+  config.tools = ()                  # tools that an instruct model may call: 'search', 'open' (a document), 'find' (words in
+                                     # it), 'python', 'finish'; (): 'search', or with mcp.servers only what these offer
   config.mcp = config_dict.create(   # MCP servers, which offer tools too; needs .[mcp]
     servers=(),                      # commands, or addresses of streamable HTTP (key in JAXSEARCH_MCP_TOKEN)
     timeout=30.0,                    # seconds until a call counts as failed
@@ -117,20 +115,20 @@ def get_config():
     workers=4,                       # programs at a time
   )
 
-  # Arguments of the method's functions, which its file and its config explain. `template` is a name or a file
-  # of yours with {question} in it, see trees/templates.py; `chat` is for instruct models. `grammar` is how the
-  # policy acts: in 'tags', by calls as 'hermes' (Qwen2.5, Qwen3, ChatML), 'qwen3_coder' or 'llama3' write them,
-  # or 'auto', by its chat template; a `malformed` action gets a 'reply', or is the 'end'.
-  # Before a turn whose path fills a share `fold_at` of sampler.length, chains `fold`: 'oldest' drops old results,
-  # 'summary' goes on from a summary of at most `fold_tokens` that the policy writes, see docs/methods.md.
+  # Arguments of the method's functions, explained in its file and its config. `template`: a name or a file of yours with
+  # {question} in it, see trees/templates.py. `chat`: for instruct models. `grammar`: how the policy acts: in 'tags', or by
+  # tool calls as 'hermes' (Qwen2.5, Qwen3, ChatML), 'qwen3_coder' or 'llama3' write them; 'auto' chooses by the chat template.
+  # `malformed`: such an action gets a 'reply' or is the 'end' of the episode. `fold`: what a chain does before a turn once its
+  # path fills the share `fold_at` of sampler.length: 'oldest' drops old results, 'summary' goes on from a summary of at most
+  # `fold_tokens` that the policy writes, see docs/methods.md.
   config.grow = config_dict.create(template='world', chat=False, grammar='tags', malformed='reply', max_turns=6,
                                    max_tokens=64, fold='never', fold_at=0.75, fold_tokens=128)
   config.credit = config_dict.create(normalize_std=True)
-  config.reward = 'match'            # of Search-R1, CARL and others that reward a right answer: 'match' by the rule
-                                     # of the question, or 'judge', for free answers: (score + 1) / 2
-  config.judge = judge('world')      # of such rewards, and of methods that ask one (SLATE, Search-R2)
-  config.second_judge = judge('none')  # with reward='judge', another model that scores the same answers and pays
-                                     # nothing: policies learn to please the judge that pays
+  config.reward = 'match'            # for methods that reward right answers (Search-R1, CARL, …): 'match', by the rule of the
+                                     # question, or 'judge', for free answers: (score of `judge` + 1) / 2
+  config.judge = judge('world')      # the judge of reward='judge', and of methods that ask one (SLATE, Search-R2)
+  config.second_judge = judge('none')  # with reward='judge': another model that scores the same answers but sets no reward, as
+                                     # policies learn to please the judge that does
   config.sizes = config_dict.create()  # for methods that decide how many trees a question gets (CuSearch's
                                        # AR3PO)
 
@@ -141,22 +139,20 @@ def get_config():
                                      # with 'llama_cpp' starts one in this process
     folder='',                       # in which servers find new weights, on a disk that all share; ''
                                      # is OUT/weights
-    timeout=300.0,                   # seconds for a server's reply; the run ends once none has answered for
-                                     # as long
+    timeout=300.0,                   # seconds to wait for a server's reply; the run ends if no server answers for this long
     slots=32,                        # paths that are decoded at the same time. A tree with branches takes
                                      # several; trees that find no free slot wait
     length=768,                      # tokens of the longest path
-    pages=0,                         # of the KV cache, 32 tokens each; 0 is room for half of the slots at
-                                     # full length, on a CPU for all. Without room, what waits for a tool is
-                                     # computed again later
-    weights='same',                  # 'int8' or 'fp8': samples (evaluations too) with matrices of 8 bits, which
-                                     # needs importance weights; 'same': with those that are trained
+    pages=0,                         # pages of the KV cache, 32 tokens each; 0: enough for half of the slots at full length, on
+                                     # a CPU for all. When pages run out, paths that wait for a tool are prefilled again later
+    weights='same',                  # 'same': samples with the weights that are trained; 'int8', 'fp8': with their matrices in
+                                     # 8 bits, in evaluations too; this needs importance weights
     temperature=1.0,                 # of rollouts in training
     max_observation=512,             # tokens of an observation, documents or output of a program: more is cut
                                      # off
-    tensor=0,                        # devices that share a copy of the sampler's weights: the most that
-                                     # divide it and the key/value heads; 0 is any. 1 spares collectives, but
-                                     # each device then reads all weights (docs/plans.md)
+    tensor=0,                        # devices that share one copy of the sampler's weights: the greatest common divisor of this
+                                     # value, the number of devices and that of key/value heads; 0: of the latter two. 1 avoids
+                                     # collectives, but each device then reads all weights (docs/plans.md)
     tool_workers=16,                 # tool calls at a time
     deterministic=True,              # the schedule never depends on the clock; needed to resume to the same
                                      # bits
@@ -165,31 +161,27 @@ def get_config():
                                      # train.async_steps=1
     episode_deadline=config_dict.placeholder(float),  # seconds until a tree has to end; None is off, another
                                      # needs deterministic=False
-    # Slots are decoded in segments, and the host looks at them in between. 0 and () take what suits the
-    # platform.
-    segment_steps=0,                 # tokens of a segment at most; 32 on a CPU, 8 elsewhere
-    enough=0,                        # on a CPU a segment ends once so many slots have finished: few leave
-                                     # slots idle for a shorter time, many save changes between device and
-                                     # host; slots / 16
-    prefill_lengths=(),              # context is computed in chunks of these numbers of tokens; (32, 128) on
-                                     # a CPU, (64, 512) elsewhere
-    prefill_tokens=0,                # tokens of all chunks of a call at most; 512 on a CPU, 4096 elsewhere
+    # Slots are decoded in segments; between them the host looks at the slots. 0 and () are the default of the platform.
+    segment_steps=0,                 # most tokens of a slot in a segment; default 32 on a CPU, 8 elsewhere
+    enough=0,                        # on a CPU a segment ends once this many slots have finished: a low number leaves slots idle
+                                     # for less time, a high one saves switches between device and host; default slots / 16
+    prefill_lengths=(),              # context is prefilled in chunks of these lengths in tokens; default (32, 128) on a CPU,
+                                     # (64, 512) elsewhere
+    prefill_tokens=0,                # most tokens in all chunks of a call; default 512 on a CPU, 4096 elsewhere
   )
 
   config.train = config_dict.create(
-    row_length=768,                  # tokens of a training row, at least sampler.length. What the trees of a
-                                     # question have in common is there once; where they branch, they may go
-                                     # on in another row
+    row_length=768,                  # tokens of a training row, at least sampler.length. A prefix that a question's trees share
+                                     # is there once; where they branch, they may go on in another row
     micro_rows=4,                    # rows per forward and backward pass; a multiple of mesh.data * mesh.fsdp
     epochs=1,                        # passes over the rollouts of a step
-    mini_batch=0,                    # trees of an update; a pass over a step's trees makes as many updates as
-                                     # this asks for, on parts of even size. 0 makes one, on all of them
-    async_steps=0,                   # 1: the rollouts of a step run while the step before is trained, with
-                                     # the parameters from before it; importance weights correct for their
-                                     # age. 0: one after the other
-    carry=0,                         # questions whose trees may go on in the next step, so that a long episode
-                                     # holds no batch; what older parameters wrote keeps its log-probabilities,
-                                     # and importance weights correct for it. 0: none
+    mini_batch=0,                    # trees per update, at most: a pass splits the step's trees into as few equal parts as that
+                                     # allows and makes one update on each. 0: one update per pass, on all trees
+    async_steps=0,                   # 1: the rollouts of step n + 1 run while step n is trained, with the parameters that step n
+                                     # began with; importance weights correct for their age. 0: rollouts and training take turns
+    carry=0,                         # a rollout ends once all but this many questions are done; these go on in the next step, so
+                                     # that no long episode holds up a batch. Tokens sampled by older parameters keep their
+                                     # log-probabilities; importance weights correct for them. 0: none
     refill=0,                        # questions that a step may draw to replace groups with equal rewards and
                                      # no credit, which teach nothing; 0: none (docs/credit.md)
     old_logprobs=config_dict.placeholder(str),  # denominator of the ratio: 'sampler' (captured while
@@ -208,14 +200,14 @@ def get_config():
     clip_low=0.2, clip_high=0.2,     # the ratio is clipped to 1 - clip_low … 1 + clip_high
     dual_clip=config_dict.placeholder(float),  # c > 1 bounds the loss of negative advantages at c times them;
                                      # None is off
-    importance='token',              # importance weights between sampler and trainer, of a 'token' or of a
-                                     # 'sequence'; 'token-mask' and 'sequence-mask' drop what is outside
+    importance='token',              # importance weights between sampler and trainer: one for each 'token' or each 'sequence';
+                                     # 'token-mask' and 'sequence-mask' drop tokens or sequences whose weight is outside
                                      # importance_floor … importance_cap
     importance_floor=0.5,
-    importance_cap=config_dict.placeholder(float),  # the largest importance weight of a token between sampler
-                                     # and trainer, see docs/credit.md; 0 is off; None: 2 in bfloat16, with
-                                     # train.async_steps=1 or train.carry, sampler.weights in 8 bits, another
-                                     # sampler.engine or importance (unless train.old_logprobs='sampler'), else off
+    importance_cap=config_dict.placeholder(float),  # largest importance weight between sampler and trainer, see docs/credit.md;
+                                     # 0: off. None: off with train.old_logprobs='sampler'; else 2 if any of these holds:
+                                     # dtype='bfloat16', train.async_steps=1, train.carry > 0, sampler.weights in 8 bits,
+                                     # sampler.engine other than 'jax', importance other than 'token'; otherwise off
     kl_coef=0.001,                   # of the KL (k3) to the initial policy; 0 keeps no copy of it in memory
     entropy_coef=0.0,
   )
@@ -226,9 +218,8 @@ def get_config():
     lr_warmup_updates=0,             # linear warm-up; in updates, see train.mini_batch
     b1=0.9, b2=0.99, eps=1e-8, weight_decay=0.0,
     clip_norm=1.0,                   # of the global gradient norm
-    master_weights=True,             # keep parameters in float32 and compute with a copy in `dtype`; False
-                                     # keeps `dtype` only, and rounds updates up or down at random, right on
-                                     # average
+    master_weights=True,             # True: parameters are kept in float32, and computing uses a copy in `dtype`; False: they
+                                     # are kept in `dtype` alone, and updates are rounded stochastically (unbiased)
     max_skipped=10,                  # the run stops after this many updates in a row that were not finite
   )
 
@@ -244,17 +235,17 @@ def get_config():
     enabled=False,
     shared=False,                    # False: a decoder of its own with a value head, started as a copy of the
                                      # policy; True: a head of two layers on the policy (CARL)
-    learning_rate=1e-4,              # of the head; the optimizer is the critic's own, its other settings
+    learning_rate=1e-4,              # learning rate of the head. The critic has its own optimizer, whose other settings are
                                      # those of `optim`
-    backbone_rate=config_dict.placeholder(float),  # of its decoder, or of its share in the policy's backbone;
-                                     # None is the head's. 0 freezes it: shared=False is then a linear head on
-                                     # the initial model
+    backbone_rate=config_dict.placeholder(float),  # learning rate of the critic's decoder, or with shared=True of its updates of
+                                     # the policy's backbone; None: as the head's. 0 freezes it: shared=False is then a linear
+                                     # head on the initial model
     lr_warmup_updates=0,             # of both rates
     weight_decay=0.0,                # of all but the head
     value_clip=0.5,                  # shared=False: how far a value may move in the updates of a step; None
                                      # is off
-    coef=0.5,                        # shared=True: factor of the squared error; it counts where clip_norm
-                                     # clips, no more
+    coef=0.5,                        # shared=True: factor of the squared error; it changes an update only where optim.clip_norm
+                                     # clips the gradient
     warm_start='',                   # run folder of `jaxsearch critic-warmup` to start the critic (and shared
                                      # backbone) from
   )
@@ -270,13 +261,13 @@ def get_config():
   config.eval = config_dict.create(
     every=0,                         # steps between evaluations; 0 is never
     questions='world:test',          # as `data.questions`; `data.hops` and `data.arithmetic` apply here too
-    number=200,                      # the first of every source ('hotpotqa:…+2wiki:…' has two); 0 is all
+    number=200,                      # questions: the first `number` of each source ('hotpotqa:…+2wiki:…' has two); 0: all
     temperatures=(1.0, 0.0),         # evaluate at each of them; em_before and em_after are those of the first
     grow=config_dict.create(),       # arguments of the method's grow that differ from training
     tiers='',                        # file of `jaxsearch tiers`; evaluations then also say where tools were
                                      # needed
-    right='em',                      # the EM by tier, hops or data set and in `errors`: 'em', or 'em_entity',
-                                     # CARL's rule
+    right='em',                      # what counts as right in the EM by tier, hops or data set and in `errors`: 'em', or
+                                     # 'em_entity', CARL's rule
   )
 
   # Monitors of collapse, see docs/methods.md. An alarm is a mean over the newest `window` steps that is
@@ -295,9 +286,8 @@ def get_config():
     entropy_high=3.0,                # nats per token; an untrained policy has the logarithm of the vocabulary
                                      # size
     kl=1.0,                          # KL (k3) per token to the initial policy
-    length_fall=5.0,                 # factor by which trees hold fewer tokens of the policy than in the first
-                                     # steps
-    length_growth=5.0,               # factor by which they hold more
+    length_fall=5.0,                 # the policy's tokens of a tree in the first steps, divided by those now
+    length_growth=5.0,               # those now, divided by those in the first steps
     cut=0.5,                         # share of trees that ran out of turns, tokens or context
     malformed=0.5,                   # share of trees that ended with neither a search nor an answer
     groups_alike_wrong=0.95,         # share of groups with equal rewards and no right answer: nothing is
@@ -334,8 +324,8 @@ def judge(kind: str) -> config_dict.ConfigDict:
   return config_dict.create(
     kind=kind,                       # 'world' knows the gold chains; 'local' is a model on our sampler, 'chat' a
                                      # server
-    errors=0.0, lenient=0.0,         # for 'world': share of scores that are wrong, and of searches praised
-                                     # whatever they are
+    errors=0.0, lenient=0.0,         # for 'world': `errors`, share of scores made wrong; `lenient`, share of searches that
+                                     # score 1 whatever they are
     model='',                        # for 'local': Hugging Face folder or GGUF file; for 'chat': its name at the
                                      # server
     chat=True,                       # for 'local': whether it wants its chat template

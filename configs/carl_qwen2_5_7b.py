@@ -6,9 +6,9 @@
 500 steps of 256 questions x 5, 4 epochs in mini-batches of 64 trajectories, at most 15 segments of 2048 tokens and contexts of
 256, clip 0.2, KL and entropy 0.001; every 25 steps greedy EM on the first 500 questions of each benchmark. Learning rates, after
 a linear warm-up over 100 steps of 80 updates: 1e-6 for the policy, 5e-6 for the critic's head, 5e-7 for its share of the
-backbone. Data files have their authors' names, in the working directory. BM25 finds 3 passages among those that come with
-the question's own data set; GSM8K has none. A second retriever stands for the paper's
-commercial one in 30 % of its rollouts; the folder all-MiniLM-L6-v2 holds the sentence encoder. Not run by us at this size.
+backbone. The working directory holds the data files under their authors' names, and all-MiniLM-L6-v2, the folder of the sentence
+encoder. BM25 returns 3 of the passages that come with the question's own data set; GSM8K has none. In the warm-up, a second
+retriever takes the place of the paper's commercial one in 30 % of the rollouts. Not run by us at this size.
 """
 
 from ml_collections import config_dict

@@ -5,8 +5,8 @@
     jaxsearch export --checkpoint runs/folded/sft --out runs/folded/start
     jaxsearch train --config folded --config.model=runs/folded/start
 
-Without: --config.grow.fold=never. The chains have 2.1 folds each and no path above 384 tokens. docs/methods.md has
-the figures, on 100 questions (--config.eval.number=100).
+To compare without folds: --config.grow.fold=never. The chains have 2.1 folds each and no path is longer than 384 tokens.
+docs/methods.md has the figures, on 100 questions (--config.eval.number=100).
 """
 
 from configs import base

@@ -6,8 +6,8 @@
 Meant for 16 devices of 80 GB or more (16 x H100, 16 x v5p), see docs/plans.md; parameters, moments and the reference policy are
 split over `fsdp`. On 8 x v6e 256 slots are too many: --config.sampler.slots=128. Numbers as in Jin et al. 2025: 512
 questions x 5, 4 turns of 500 tokens, 4096 tokens a path, learning rate 1e-6 after a warm-up over 28.5 % of 500 steps, KL 0.001;
-3 passages, cut to 500 tokens together as in the authors' scripts (so does SLATE's code). Their code splits a step into ten
-updates of 256 rollouts, by the chat template: --config.train.mini_batch=256 --config.optim.lr_warmup_updates=1425
+3 passages, cut to 500 tokens together, as in the authors' scripts and SLATE's code. The authors' code makes ten updates of 256
+rollouts a step and uses the chat template: --config.train.mini_batch=256 --config.optim.lr_warmup_updates=1425
 --config.grow.chat=True. Not run at this size.
 """
 

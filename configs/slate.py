@@ -27,7 +27,7 @@ def get_config():
     rewards='judge',                 # 'outcome', 'completed' and 'final' are without a judge
   )  # fmt: skip
   config.credit = config_dict.create(
-    whole=False,                     # True, with k=1 and group_size=5: whole chains with judged rewards
+    whole=False,                     # True (set k=1 and group_size=5): compares whole chains by their judged rewards
   )  # fmt: skip
   config.sampler.update(slots=40, length=640)
   config.train.update(aggregate='step-mean', row_length=1536, micro_rows=2)  # siblings share a row with their prefix

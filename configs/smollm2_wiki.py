@@ -24,9 +24,9 @@ def get_config(stage: str = 'chains'):
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json
   config.hotpotqa = ''  # questions over two passages: a file in HotpotQA's format, such as hotpot_train_v1.1.json
-  # Kinds of questions: how many chains there are for one of each kind that is not named, and the proportions of
-  # those to reinforce. These are without comparisons: a model this small does not learn to compare two years, and
-  # of yes and no it learns one.
+  # By kind of question. `chains`: how many for one of each kind that is not named. `hard`: proportions of the questions for
+  # reinforcement learning, without comparisons: a model this small does not learn to compare two years, and of yes and no
+  # it learns to say only one.
   config.chains = {'one_passage': 3, 'bridge': 8, 'free_text': 4, 'composed': 4, 'HotpotQA': 4}
   config.hard = {'one_passage': 1, 'bridge': 2, 'free_text': 6, 'composed': 4, 'described': 1, 'HotpotQA': 8}
   folder, made = config.get_ref('folder'), config.get_ref('made')
@@ -53,7 +53,7 @@ def get_config(stage: str = 'chains'):
     config.steps, config.questions_per_step, config.group_size = 200, 4, 8
     config.loss.kl_coef = 0.0
     config.credit.drop_alike = True  # a group of equal rewards would cost as much time as one that teaches
-    config.credit.update(keep=12, singleton='zero')  # of 32 chains, with --config.credit.strategy=auto: CuSearch
+    config.credit.update(keep=12, singleton='zero')  # CuSearch, with --config.credit.strategy=auto, keeps 12 of 32 chains
     config.optim.update(learning_rate=1e-4, lr_warmup_updates=2)
     config.eval.questions, config.eval.number, config.eval.every = made + '/hard_held_out.jsonl', 100, 25
     config.eval.temperatures = (0.0,)

@@ -80,8 +80,8 @@ def sequence_log_ratio(logp: jax.Array, old_logp: jax.Array, sequences: jax.Arra
   """Returns the log-ratio of GSPO: at each token the mean of `logp - old_logp` over its sequence.
 
   See arXiv:2507.18071. Every token has the value of its sequence and the gradient of its own `logp`. So
-  `shared_surrogate` of it (and of zeros for the old ones) is GSPO's if all tokens of a sequence weigh alike,
-  and all sequences: 'seq-mean-token-mean'.
+  `shared_surrogate`, with it as `logp` and zeros as `old_logp`, is GSPO's loss if all tokens of a sequence
+  weigh alike and all sequences do: 'seq-mean-token-mean'.
 
   Args:
     sequences: [B, T] int, of each token the number of its sequence, from 0 to below `most` in each row.
@@ -104,9 +104,9 @@ def importance_weights(logp: jax.Array, sampler_logp: jax.Array, cap: float,
   """Returns the importance weights `min(exp(logp - sampler_logp), cap)` of sampled tokens.
 
   Sampler and trainer have the same parameters and round differently, so the tokens do not quite come from the
-  trainer's policy. Times these weights the gradient is that of the policy's own tokens, but for what the cap
-  takes away, which bounds the variance (Ionides 2008; TRL and verl do it token by token as here). The sums of
-  log-probabilities of sequences give the weights of sequences.
+  trainer's policy. These weights correct the gradient to that of the policy's own tokens, except for what
+  the cap takes away to bound the variance (Ionides 2008; TRL and verl do it token by token as here). For
+  weights of whole sequences, pass the log-probabilities summed over each sequence.
 
   Args:
     logp: [...], log-probabilities of the tokens by the trainer, before any update; the log-ratio is clamped

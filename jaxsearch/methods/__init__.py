@@ -41,7 +41,7 @@ class Context:
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def gather(self, of_groups: Sequence[Any]) -> tuple[list[Any], list[int]]:
-    """Returns the items of all processes in the order of the batch, and the places of this one's among them.
+    """Gathers the items of all processes in batch order; returns them and the places of this process's own.
 
     For methods that compare across questions. An item should be a few numbers: it goes to every process. All
     processes must call it equally often, those without groups too.

@@ -118,7 +118,7 @@ def count_malformed(tree: Tree, call: Malformed) -> None:
 
 def write_until(node: Node, stop: tuple[str, ...], max_tokens: int,
                 ends: Callable[[Node], bool]) -> Growth[Node]:
-  """Grows one span to the first of the stop strings at which `ends` holds, past the others."""
+  """Grows one span to the first stop string at which `ends(span)` holds; writes on past the others."""
   span = yield Generate(node, stop=stop, max_tokens=max_tokens)
   while span.stop in stop and not ends(span) and len(span.tokens) < max_tokens:
     yield Generate(span, stop=stop, max_tokens=max_tokens - len(span.tokens))
@@ -127,14 +127,14 @@ def write_until(node: Node, stop: tuple[str, ...], max_tokens: int,
 
 
 def write_context(node: Node, max_tokens: int, stop: tuple[str, ...] = ()) -> Growth[Node]:
-  """Grows one span to `</context>`, past those in a thought, or to another of the stop strings."""
+  """Grows one span to a `</context>` outside a thought, or to another of the stop strings."""
   tag = '</context>'
   return write_until(node, (tag, *stop), max_tokens,
                      lambda span: span.stop != tag or tag in span.tree.grammar.content(span))
 
 
 def finish(tree: Tree, last: Node, answer: str | None, *, spent: bool = False) -> None:
-  """Ends the episode with the answer of its last span, or says why not; `spent`: its budget is."""
+  """Ends the episode with the answer of its last span, or says why not; `spent`: the budget is used up."""
   tree.answer = answer
   if answer is not None:
     tree.stop = Stop.ANSWERED

@@ -155,9 +155,9 @@ def credit(groups: Groups, context: Context, *, gamma: float = 1.0, lam: float =
 def of_segments(chains: Sequence[Sequence[Node]]) -> dict[str, float]:
   """Describes CARL's segments under the critic; each chain holds the segments of one tree.
 
-  advantage_KIND: mean advantage of a kind of segment. opposed_pairs_share: of assimilates whose advantage has
-  the opposite sign of their invoke's. gained_then_lost_pairs: number of those with a negative one behind a
-  positive invoke (appendix I.1).
+  advantage_KIND: mean advantage of a kind of segment. opposed_pairs_share: share of assimilates with an
+  advantage of the opposite sign to their invoke's. gained_then_lost_pairs: number of assimilates with a
+  negative advantage whose invoke's is positive (appendix I.1).
   """
   nodes = [node for chain in chains for node in chain]
   returns = np.array([node.tree.reward for node in nodes])

@@ -36,7 +36,7 @@ def credit_groups(groups: Sequence[Sequence[tuple[Sequence[Node], float]]], *, n
     normalize_std: False gives `value - mean`.
     singleton: what the only member of a group gets: 'zero', or 'raw' for its value as it is.
     ddof: 1 for the sample, 0 for the population standard deviation.
-    added: if given, what a span gets is added, times this, to the credit that it has.
+    added: if given, a span's credit is increased by `added` times what it gets, not replaced by it.
   """
   members = [member for group in groups for member in group]
   sizes = [len(group) for group in groups if len(group)]

@@ -9,8 +9,8 @@ chain, select K chains, and compare these. Strategies:
   auto           SDGA-Auto, the deepest first (C.2)
   phase          SDGA-Phase, a depth that advances with the policy (C.3); the phase is in `context.memory`
   anti           SDGA-Anti, the shallowest first (C.4)
-  within         the deepest chains of each question, of all as many; not in the paper: depth is then the
-                 policy's choice, never the question's
+  within         the deepest chains of each question, equally many of each; not in the paper: depths then
+                 differ by the policy's choice, never by the question
 
 Any of them combines with those of appendix D.6: `drop_alike` (DAPO) and `sizes` (AR3PO).
 """

@@ -36,9 +36,9 @@ def folding(grow: Callable[..., Growth[None]], question: Question, tree: Tree, *
 
   Args:
     fold: 'never', 'oldest' or 'summary'.
-    fold_at: share of the context that a path may fill before a turn. 'summary' also keeps room free for
-      request and summary, so that observations are cut and turns end before it.
-    fold_tokens: of a summary.
+    fold_at: share of the context that a path may fill before a turn. 'summary' also reserves room for its
+      request and summary: observations are cut and turns end before they reach into it.
+    fold_tokens: the most tokens of a summary.
   """
   if fold == 'never':
     return (yield from grow(question, tree, **settings))
@@ -68,7 +68,7 @@ def folding(grow: Callable[..., Growth[None]], question: Question, tree: Tree, *
 
 
 def summarised(node: Node, fold_tokens: int) -> Growth[Node]:
-  """Asks for a summary of the path to `node`; returns its copy behind the prompt, `node` if there is none."""
+  """Summarises the path to `node`; returns a copy of the summary behind the prompt, or `node` without one."""
   speech = node.tree.grammar
   end, prompt = before_opening(node), before_opening(node.path()[1])
   asked = end.append(speech.aside(end, REQUEST), Role.PROMPT)
@@ -84,14 +84,14 @@ def summarised(node: Node, fold_tokens: int) -> Growth[Node]:
 
 
 def before_opening(node: Node) -> Node:
-  """Returns the span that ends where the frame begins that opens the policy's turn behind `node`."""
+  """Splits the frame that opens the policy's turn, if any, off `node`'s end; returns the span before it."""
   opening = node.tree.tokenizer.encode(node.tree.grammar.opening)
   return node.split(-len(opening)) if opening and node.tokens[-len(opening):] == opening else node
 
 
 def thinned(node: Node, most: float) -> Node:
-  """Returns the end of a copy of the path to `node` without the oldest results: as many as make it no longer
-  than `most` tokens, but the last one stays; `node` where nothing can be dropped."""
+  """Copies the path to `node` without its oldest results; returns the end of the copy, or `node` if none can
+  be dropped. Drops results until the path has at most `most` tokens, but never the last one."""
   path, speech, length, dropped = node.path(), node.tree.grammar, node.length, {}
   for result in [span for span in path if span.role is Role.OBSERVATION][:-1]:
     calls = speech.read(result.parent).calls
@@ -109,7 +109,7 @@ def thinned(node: Node, most: float) -> Node:
 
 
 def count(tree: Tree, long: Node, short: Node) -> None:
-  """Notes a fold in the metrics, and on the first span behind which the short path differs."""
+  """Notes a fold in the metrics, and on the first span of the short path that the long path lacks."""
   text = lambda node: ''.join(span.text for span in node.path()[2:])
   held = lambda node: answer_found(tree.question.golden_answers, text(node))
   saved = long.length - short.length

@@ -21,11 +21,13 @@ JUDGED = True
 def rewards(tree: Tree, invalid: float) -> list[float]:
   """Returns what the spans of a chain earn: `invalid` without a call or an answer; the last the outcome."""
   earned = [0.0 if read(node).is_valid else invalid for node in tree.turns()]
-  return [*earned[:-1], earned[-1] + tree.score()] if earned else []
+  if earned:
+    earned[-1] += tree.score()
+  return earned
 
 
 def state(node: Node) -> tuple[int, ...]:
-  """Returns what a span saw last; () for the first of a chain, whose prompt a fold may have cut in two."""
+  """Returns the tokens a span saw last; () for a chain's first: a fold may have cut the prompt in two."""
   begun = any(above.role in (Role.POLICY, Role.CONTEXT) for above in node.parent.path())
   return tuple(node.parent.tokens) if begun else ()
 

@@ -40,8 +40,8 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
   def gain(action: Action, seen: Node) -> Growth[Node]:
     places = [seen] if known else [prompt, seen]
-    answer = f' {question.golden_answers[0]}',
-    for (logprobs,) in (yield [Score(place, answer, cue=cue) for place in places]):
+    answers = (f' {question.golden_answers[0]}',)
+    for (logprobs,) in (yield [Score(place, answers, cue=cue) for place in places]):
       known.append(None if logprobs is None else float(np.mean(logprobs)))
     before, now = known[-2:]
     if None not in (before, now):  # a folded chain is shorter again

@@ -7,7 +7,7 @@ or PPO with a critic.
 
 By eqs. 4 and 5 alone (`evidence_needs_search=False`) evidence that the policy made up is rewarded too. Here a
 box of evidence that was opened before the first documents forfeits the reader's reward and its part of the
-format's; in the authors' code it does so in chains that never search.
+format's; in the authors' code only a chain that never searches forfeits them.
 """
 
 import functools

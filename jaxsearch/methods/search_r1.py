@@ -47,8 +47,8 @@ def act(tree: Tree, node: Node, *, turns: int, max_tokens: int, max_response: fl
 
   Args:
     max_response: tokens of all policy spans on the path, those before `node` included.
-    each_turn: requests more once an action has its observation, a node, such as a score that becomes its
-      reward; returns the node to go on from, so that it may forget.
+    each_turn: called with an action and its observation's node; may request more, such as a score that
+      becomes the action's reward. Returns the node to go on from, which allows forgetting.
   """
   for turn in range(turns + 1):
     left = max_response - sum(len(span.tokens) for span in node.path() if span.role is Role.POLICY)

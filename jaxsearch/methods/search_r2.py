@@ -63,7 +63,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
 
 def judged(tree: Tree, chains: refiners.Chains, *, process: bool) -> Growth[list[list]]:
-  """Returns [EM, useful, M] of each chain; all are judged at a time, where the answer is right and M > 0.
+  """Returns [EM, useful, M] of each chain; judges together all that have a right answer and M > 0.
 
   `useful` is None where the judge gave no number, and 0 where it was not asked; without `process` M is 1, so
   that R is the EM.
@@ -88,7 +88,7 @@ def reward(tree: Tree) -> float:
 
 
 def hybrid(note: Sequence, unread: float = 0.0, unsearched: float = 0.0) -> float:
-  """Returns R of a chain from its note by `judged`, and what stands for a process reward that is none."""
+  """Returns R of a chain from its `judged` note; a missing process reward is `unread` or `unsearched`."""
   outcome, useful, searches = note
   process = unsearched if not searches else unread if useful is None else useful / searches
   return float(hybrid_reward(outcome, process))

@@ -29,10 +29,10 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
          template: str = 'search_r1', chat: bool = False) -> Growth[None]:
   """Grows `k` siblings per step, each time from the one chosen before, for at most `budget` steps (B).
 
-  `rewards` is 'judge'; in 'outcome' an answer earns its exact match and everything else 0 (table 2, b); in
-  'completed' a chain is completed from every alternative, which earns its exact match; in 'final' only the
-  last step of the path earns its own, the others earn 0 and the choice among them is even (c: the paper says
-  no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1 with
+  `rewards` is 'judge'; 'outcome': an answer earns its exact match, all else 0 (table 2, b); 'completed': each
+  alternative earns the exact match of a chain completed from it; 'final': alternatives of the path's last
+  step earn their exact match, those of earlier steps 0, and the choice among these is uniform (c: the paper
+  says no more than "only at the final step"). 'none' evaluates a policy: one chain of Search-R1 with
   `max_turns=budget`, as all methods are evaluated. configs/slate.py explains the other settings.
   """
   tree.metrics['found'] = 0
@@ -61,7 +61,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
     for candidate, reward, advantage in zip(candidates, earned, advantages):
       candidate.node.data['reward'], candidate.node.advantages = float(reward), float(advantage)
     if chosen is None:
-      return finish(tree, min(siblings, key=lambda sibling: sibling.stop not in NO_ROOM), None)
+      return finish(tree, next((each for each in siblings if each.stop in NO_ROOM), siblings[0]), None)
     if chosen.answer is not None:
       return finish(tree, chosen.node, chosen.answer)
     tree.metrics['searches'] += chosen.asked

@@ -46,7 +46,7 @@ def grow(question: Question, tree: Tree, *, extra: int = 2, success: Sequence[fl
 
 def sizes(questions: Sequence[Question], group_size: int, context: Context, *, prior: float = 0.5,
           strength: float = 2.0) -> list[int]:
-  """Gives each question at least one tree, of `group_size` on average, the others by `mixed`.
+  """Gives each question one tree, and the rest, up to `group_size` on average, where `mixed` gains most.
 
   Args:
     prior: the predicted success of a question that was not seen before.
@@ -80,8 +80,7 @@ def credit(groups: Groups, context: Context, *, no_answer: float = 0.0, normaliz
            singleton: str = 'zero') -> None:
   """Credits chains as Tree-GRPO does, and remembers how many of a question's were right."""
   tree_grpo.credit(groups, context, no_answer=no_answer, normalize_std=normalize_std, singleton=singleton)
-  outcomes = [[chains[0].data['outcome'] for tree in group for chains, _ in tree_grpo.rewards(tree, 0.0)]
-              for group in groups]
+  outcomes = [[outcome for tree in group for _, outcome in tree_grpo.rewards(tree, 0.0)] for group in groups]
   counts = [(group[0].question.id, sum(of), len(of)) for group, of in zip(groups, outcomes) if group]
   memory = context.memory.setdefault('outcomes', {})
   for question, right, number in context.gather(counts)[0]:

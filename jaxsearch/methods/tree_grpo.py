@@ -27,7 +27,7 @@ def grow(question: Question, tree: Tree, *, rounds: int = 1, branches: int = 2, 
          max_tokens: int = 500, template: str = 'search_r1', chat: bool = False) -> Growth[None]:
   """Grows a chain, then `rounds` times (L) `branches` more (N), each from a turn drawn with replacement.
 
-  Drawn are the prompt and all observations so far. The tree's answer is that of the first chain;
+  Turns are drawn from the prompt and all observations so far. The tree's answer is that of the first chain;
   `branches=0` is Search-R1, for evaluation.
   """
   tree.metrics['found'] = 0
@@ -44,7 +44,7 @@ def grow(question: Question, tree: Tree, *, rounds: int = 1, branches: int = 2, 
 def chain(tree: Tree, node: Node, max_turns: int, max_tokens: int) -> Growth[list[Node]]:
   """Grows a chain that begins like the path to `node`; returns its new observations.
 
-  Notes on its first span `data['outcome']`, 1 or 0, and whether it has `data['answered']`.
+  Notes on its first span `data['outcome']`, 1 or 0, and `data['answered']`, whether it has an answer.
   """
   begun = repeated(node)
   taken = sum(span.role is Role.POLICY for span in begun.path())

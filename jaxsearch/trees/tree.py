@@ -142,7 +142,7 @@ class Tree:
   """Holds all spans of one question; `grow` fills in `answer`, `stop` and `metrics`, `credit` the `reward`.
 
   `tokenizer` has `encode(text) -> ids` and `decode(ids) -> text`; `rng` is seeded for each tree; `grammar` is
-  one of grammars.py, without one that of Search-R1's tags.
+  one of grammars.py, by default that of Search-R1's tags.
   """
 
   def __init__(self, tokenizer: Any, question: Question | None = None,
@@ -245,9 +245,9 @@ def spans(tree: Tree) -> list[dict]:
 
   Where present also `found`, how many documents its search found; `segment`, its kind, with `tokens`, how
   many; `value`, the critic's before the span; `advantage`, if all its tokens share one; `parent`, the index
-  of the span that it follows, if not the one before it; `dropped`, true where the rollout did not go on;
-  `folded`, true where it went on without; `fold`, where a path begins that does: what it saves, in tokens,
-  and `after`, the index of the last span that both have in common.
+  of the span that it follows, if not the one before it; `dropped`, true in a branch that was not continued;
+  `folded`, true if a fold removed the span from the context; on the first span of the shorter path `fold`,
+  the tokens that it saves, and `after`, the index of the last span that both paths share.
   """
   shown, dropped = [], dropped_nodes(tree)
   last = {None: -1}  # node -> index of the last span on its path
@@ -282,9 +282,9 @@ def spans(tree: Tree) -> list[dict]:
 def dropped_nodes(tree: Tree) -> set[Node]:
   """Returns the nodes in branches that the rollout did not continue from.
 
-  Of several children one is kept: a trained one before one taken out of training, then one that leads to the
-  answer, then one with spans below it; none, if nothing tells them apart. Children beside a copied context
-  or path are no alternatives: they were read and forgotten.
+  Of several children one is kept, chosen by these criteria in order: not taken out of training, leads to the
+  answer, has spans below it. None is kept if nothing tells them apart. Siblings of a copied context or path
+  are not dropped: they were read, then forgotten.
   """
   def rank(child: Node) -> tuple[bool, bool, bool]:
     written = (node.text for node in child.walk() if node.role is Role.POLICY)
