@@ -45,7 +45,7 @@ from jaxsearch.trees import grammar, grammars, native
 
 RANDOM = 'random:'
 SHORT = 16  # tokens of a thought of a few words and a query; a policy that cannot write as many says nothing
-LONGEST = 100  # questions whose prompts are measured; all are where one of these does not fit
+LONGEST = 100  # longest questions, whose prompts are measured first; all prompts are if one does not fit
 
 
 @memory.named('loading the policy', memory.STATE)
@@ -96,8 +96,8 @@ def load_adapted(folder: str | pathlib.Path, mesh: Mesh,
 def base_of(run: Mapping[str, Any], named: str | None, folder: str | pathlib.Path) -> str:
   """Returns the base model of a run or adapter in `folder`: its config's if it ships with us, else `named`.
 
-  `named` is what the user's config says: the folder may come from anyone, and does not say what is opened on
-  this machine. None trusts it. Raises ValueError if `named` is no model of the user's.
+  `named` is what the user's config says: the folder may come from anyone, so it does not decide what is
+  opened on this machine. With None it does. Raises ValueError if `named` is no model of the user's.
   """
   theirs = run['config'].get('model', '')
   if named is None or registry.is_shipped(theirs) or pathlib.Path(folder) in registry.POLICIES.values():
@@ -123,7 +123,7 @@ def merge_with_base(adapter: dict, run: Mapping[str, Any], base: str, mesh: Mesh
 
 
 def architecture(config: ConfigDict) -> DecoderConfig:
-  """Returns the decoder of `config.model`, of a folder that is not here by its name."""
+  """Returns the decoder of `config.model`; if no such folder is here, the preset that fits its name."""
   name, path = config.model.removeprefix(RANDOM), model_path(config.model)
   if name == config.model and pathlib.Path(path).exists():
     is_adapter = hub.is_adapter(path)
@@ -245,7 +245,7 @@ def _generator(dtype: str, mesh: Mesh | None, model: str, temperature: float) ->
   if engine.tokenizer.chat_template is None:
     raise ValueError(f"{model} cannot be search.writer 'model': without a chat template it follows no "
                      'instruction')
-  if jax.default_backend() != 'cpu':  # where programs are few; the first searches would fail meanwhile
+  if jax.default_backend() != 'cpu':  # few programs; compiled on demand, they would fail the first searches
     engine.compile_all()
   assistant = Assistant(engine, max_tokens=512, stop=(), chat=True, temperature=temperature)
   batched = DynamicBatcher(lambda items: assistant(*zip(*items)))
@@ -280,7 +280,7 @@ def load_judge(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -> Ca
 
 
 def _when_asked(load: Callable) -> Callable:
-  """Returns `load` with what it loads put off until that is first called, since most runs never do."""
+  """Wraps `load` so that a service is loaded when it is first called, since most runs never call it."""
   def put_off(*args):
     opened = functools.cache(lambda: load(*args))
     return lambda items: opened()(items)
@@ -387,9 +387,9 @@ def open_grammar(config: ConfigDict, tokenizer: Tokenizer, tools: Tools | None =
 
 def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Question],
                say: Callable[[str], None], /, **changes) -> None:
-  """Says after how many prompts the policy cannot write a token, or not a whole span.
+  """Says how many prompts leave the policy no room for a token, and how many less than a whole span.
 
-  `changes` are of the arguments of `grow`. Raises ValueError if it can write a short span after none, or if
+  `changes` are of the arguments of `grow`. Raises ValueError if no prompt leaves room for a short span, or if
   `grow.chat` is set and there is no chat template.
   """
   if (dict(config.grow) | changes).get('chat') and tokenizer.chat_template is None:
@@ -413,7 +413,7 @@ def check_room(config: ConfigDict, tokenizer: Tokenizer, questions: Sequence[Que
 
 
 def _first_span(grow: Grow, speech: grammars.Tagged, question: Question) -> tuple[int, int]:
-  """Returns the tokens before the policy's first span, and at most in it; 0, 0 where it writes none."""
+  """Returns how many tokens precede the policy's first span, and the most it may have; 0, 0 without one."""
   try:
     first = first_requests(grow, question, speech.tokenizer, speech)
   except Exception:  # the rollout names it

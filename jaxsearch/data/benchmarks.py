@@ -30,7 +30,7 @@ from jaxsearch.rewards.match import read_number
 
 FINQA_TOLERANCE = 0.01  # relative
 SPLITS = ('test', 'dev', 'validation')  # the first that is there, as Search-R1 evaluates
-WITH_ANSWERS = SPLITS[1:] + SPLITS[:1]  # of those whose authors keep the answers of the test split
+WITH_ANSWERS = SPLITS[1:] + SPLITS[:1]  # test last: the authors withhold its answers
 Path = str | os.PathLike
 Passages = Iterator[tuple[str, str]]  # title, text
 
@@ -136,7 +136,7 @@ def _finqa(row: dict, search: bool = False) -> dict:
 
 
 def _report(row: dict) -> str:
-  """Returns the name of a report, such as ADI/2009/page_49.pdf; its questions are numbered behind it."""
+  """Returns the name of a report, such as ADI/2009/page_49.pdf; a question's id appends a number to it."""
   return row['id'].rpartition('-')[0] or row['id']
 
 
@@ -160,10 +160,10 @@ def _finqa_golds(result: float | str, answer: str) -> list[str]:
   """Returns the golds of a question: its `exe_ans` ('yes' and 'no' for comparisons), and its `answer`.
 
   Percentages are fractions in `exe_ans` (0.12346) and rounded by hand in `answer` ('12.3%', sometimes
-  '12.3'). Where `answer` is `exe_ans`, or a hundred times that, as far as its digits go, it is a gold of its
-  own; where it is a percentage by its sign or by the hundred, the other gold is '12.346%', which
-  `numeric_match` finds in '12.346%', '12.346' and '0.12346' alike. Without such an answer (some are blank or
-  wrong) 0.12346 stays: '0.12346' and '12.346%' are right, '12.346' is not.
+  '12.3'). An `answer` that equals `exe_ans`, or a hundred times that, to its own digits is a gold too. If it
+  has a per cent sign or equals the hundredfold, the other gold is '12.346%', which `numeric_match` finds in
+  '12.346%', '12.346' and '0.12346' alike. If no such answer exists (some are blank or wrong), the only gold
+  is 0.12346: '0.12346' and '12.346%' are right, '12.346' is not.
   """
   if result in ('yes', 'no'):
     return [result]

@@ -14,7 +14,7 @@ from typing import IO, Any, TypeVar
 
 Item = TypeVar('Item')
 LINE = 1 << 24  # bytes of a line at most: a rollout of 100,000 tokens has about half of that
-RATIO = 200  # that a file may unpack to at most, above LINE; JSON and text have below 30
+RATIO = 200  # a file may unpack to this many times its size, plus LINE; JSON and text stay below 30
 _KINDS = {list: 'a list', dict: 'an object', str: 'a string', int: 'a number', float: 'a number'}
 _ESCAPE = re.compile(rb'\\u[dD][89a-fA-F]')  # only where this stands can half a surrogate pair be
 _SURROGATE = re.compile('[\ud800-\udfff]')

@@ -110,7 +110,6 @@ class QuestionBatches:
   def set_state(self, state: dict) -> None:
     """Resumes where `get_state` was called. Raises ValueError that names what differs."""
     for key, value in self._stream.items():
-      if state.get(key) != value:
-        was = state.get(key)
+      if (was := state.get(key)) != value:
         raise ValueError(f'cannot resume this stream of questions: {key} was {was!r}, now it is {value!r}')
     self.drawn = state['position']

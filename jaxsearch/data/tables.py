@@ -39,10 +39,9 @@ def read_questions(path: str | os.PathLike) -> list[Question]:
   """
   pairs = []
   for number, row in enumerate(rows(pathlib.Path(path))):
-    place = f'{path}: row {number + 1}'
-    if row.get('answerable') is False:  # MuSiQue's, as in its own files
-      continue
-    pairs.append((place, question_of_row(row, place, f'row_{number}')))
+    if row.get('answerable') is not False:  # MuSiQue's, as in its own files
+      place = f'{path}: row {number + 1}'
+      pairs.append((place, question_of_row(row, place, f'row_{number}')))
   used = collections.Counter(question.id for _, question in pairs)
   for index, (place, question) in enumerate(pairs):
     if used[question.id] > 1 and (source := question.metadata.get('source')):

@@ -34,8 +34,8 @@ class Policy:
 def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Policy:
   """Loads the policy of a run folder, checkpoint, adapter, Hugging Face folder or GGUF file.
 
-  '' is `config.model`. It brings its tokenizer, unless `config.tokenizer` names one. What a run or an adapter
-  began with is `config.model`, unless it is a model that we ship. FileNotFoundError if there is none.
+  '' is `config.model`. The tokenizer is the checkpoint's, unless `config.tokenizer` names one. The base of
+  a run or adapter is `config.model`, unless it began with a model that we ship. FileNotFoundError for none.
   """
   if checkpoint and (is_run(checkpoint) or hub.is_adapter(checkpoint)):
     model_config, params, host = load_params(checkpoint, base=config.model, dtype=config.dtype)

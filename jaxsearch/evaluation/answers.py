@@ -38,8 +38,8 @@ CALLS = ('tool_calls', 'searches_', 'calls_', 'service_calls', 'last_')  # how c
 SAMPLES = 24  # records kept of an evaluation during training
 CHUNK = 512  # rollouts that `sample` makes between two writes
 PART = '.part.jsonl'  # ends the name of the file in which eval and bench save as they go
-# What may differ where an evaluation is resumed: what training alone reads, and what a resumed run may change
-# but for `eval`, which has questions and prompt.
+# Fields that may differ when an evaluation resumes: those that only training reads, and those that a resumed
+# run may change, except `eval`, which has questions and prompt.
 FREE = tuple(f'config.{name}.' for name in (*FREE_FIELDS, 'credit', 'loss', 'sft') if name != 'eval')
 
 
@@ -74,7 +74,7 @@ class Watch:
 
 
 def evidence_of(question: Question) -> Sequence[str]:
-  """Returns the ids of documents that BrowseComp-Plus names as evidence; others call other things so."""
+  """Returns the ids of BrowseComp-Plus's evidence documents; other data sets use this key otherwise."""
   of_benchmark = question.metadata.get('match') == 'stated'
   return question.metadata.get('evidence', ()) if of_benchmark else ()
 
@@ -126,7 +126,7 @@ class Kept:
     row_files.write(path, [{'identity': identity}])
 
   def add(self, records: Mapping[int, Record]) -> None:
-    """Keeps records by number, or more of what belongs to them."""
+    """Keeps records by number, or adds fields to records that are kept."""
     if self.path:
       row_files.append(self.path, [{'number': number, 'record': of} for number, of in records.items()])
     for number, record in records.items():
@@ -164,7 +164,7 @@ def answer(agent: Agent, questions: Sequence[Question], key, kept: Kept, *, samp
     assess: writes a critic's values onto finished trees, see `agents.open_critic`.
     timed: see `Watch.record`.
   """
-  asked = {number: dataclasses.replace(questions[number]) for number in kept.missing()}  # samples are alike
+  asked = {number: dataclasses.replace(questions[number]) for number in kept.missing()}  # a copy per sample
   numbers = {id(question): number for number, question in asked.items()}
   watch, search = Watch(), agent.tools.search
   paid = getattr(search, 'paid', 0)

@@ -24,7 +24,7 @@ NOT_OURS = 'change me when submitting'
 
 
 def verdict(reply: str) -> dict[str, Any]:
-  """Reads a judge's reply, bold or not: whether it says `judged`, correct, and the `confidence`, in percent.
+  """Reads a judge's reply, bold or not: `judged`, 1 if it says correct else 0, and `confidence` in percent.
 
   Without a verdict the response counts as wrong and has no confidence.
   """
@@ -94,9 +94,9 @@ def _output(call: Mapping[str, Any]) -> str:
 
 
 def summary(records: Sequence[Record], model: str = '') -> dict[str, Any]:
-  """Returns the authors' `evaluation_summary.json` of records, with what they leave out of the calibration.
+  """Returns the authors' `evaluation_summary.json` of records, plus the calibration error with the last bin.
 
-  Without a judge there is neither accuracy nor calibration.
+  They leave that bin out. Without a judge there is neither accuracy nor calibration.
   """
   percent = lambda values: round(100 * float(np.mean(list(values))), 2)
   judged, counts = all('judged' in record for record in records), collections.Counter()

@@ -61,7 +61,7 @@ def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dic
 
 
 def states(records: Records, tiers: Mapping[str, int]) -> np.ndarray:
-  """Returns [4, N] of the boundary states with a value: it, the outcome, the tier or 0, whether it is s_0."""
+  """Returns [4, N]: value, outcome, tier or 0, and whether it is s_0, of each boundary state with a value."""
   rows = [(span['value'], record.get('reward', record['em']), tiers.get(record['id'], 0), number == 0)
           for record in records for number, span in enumerate(policy_spans(record)) if 'value' in span]
   return np.array(rows, np.float64).reshape(-1, 4).T

@@ -167,8 +167,8 @@ def scores(records: Sequence[Record], in_corpus: set[str] | None = None,
   Args:
     in_corpus: golds that the corpus holds. Adds share_in_corpus, and em_in_corpus over those questions.
     closed_book: (benchmark, id, question) -> whether it is answered right without a search (0 to 1, right
-      from one half). Adds needless_searches, the share that searched of the questions so answered,
-      missing_searches, the share that did not of the others, and em_closed_book.
+      from one half). Adds needless_searches (of the questions so answered, the share that searched),
+      missing_searches (of the others, the share that did not) and em_closed_book.
   """
   samples, rows = collections.defaultdict(list), collections.defaultdict(list)
   for record in records:

@@ -73,8 +73,7 @@ def interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
   A draw in which a figure is NaN (none of its questions has it) does not count for that figure.
   """
-  low, high = np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
-  return low, high
+  return tuple(np.nanquantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0))
 
 
 def mean(values: np.ndarray) -> np.ndarray:
@@ -93,7 +92,7 @@ def paired(a: np.ndarray, b: np.ndarray, *, seed: int = 0) -> dict[str, float]:
   from scipy.stats import permutation_test
   gap, p = np.asarray(a, np.float64) - np.asarray(b, np.float64), 1.0
   low, high = interval(resampled(gap, seed=seed))
-  differing = gap[gap != 0.0]  # flipping a zero changes nothing, and flipping the only one not the size
+  differing = gap[gap != 0.0]  # flipping a zero changes nothing, flipping a lone gap only the sign
   if len(differing) > 1:
     difference = lambda x, y, axis: np.sum(x - y, axis=axis)
     p = permutation_test((differing, np.zeros(len(differing))), difference, permutation_type='samples',

@@ -55,7 +55,7 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
 def plot_curves(rows: Rows, evaluations: Rows) -> bytes:
   """Returns a PNG of small plots over the steps, with markers for evaluations.
 
-  Plotted is what any row has a value of, else nothing but EM.
+  Plots each figure that any row has a value of; only EM if there is none.
   """
   known, sources = _known([*rows, *evaluations]), sources_in(evaluations)
   curves = PLOTTED | {name: look_up(name) for name in (sources if len(sources) > 1 else ())}
@@ -97,7 +97,7 @@ def plot_depths(rows: Rows, axes) -> None:
 
 
 def alike_last(evaluations: Rows) -> Rows:
-  """Returns those at the temperature and of the questions of the last one: a resumed run may ask others."""
+  """Returns the evaluations with the last one's temperature and questions: a resumed run may ask others."""
   asked = lambda row: (row['temperature'], len(row.get('em_each', ())),
                        [sample['question'] for sample in row.get('samples', ())])
   return [row for row in evaluations if asked(row) == asked(evaluations[-1])]
@@ -109,9 +109,8 @@ def render(rows: Rows, evaluations: Rows, config: Mapping, curves: bytes) -> str
   environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
   text = lambda name: (FOLDER / name).read_text(encoding='utf-8')
   number = Figure('', scale=1, digits='.4g').shown
-  sampled = [row for row in evaluations if row.get('samples')]
-  alike = alike_last(sampled)
-  compared = [alike[0], *alike[1:][-1:]] if alike else []
+  alike = alike_last([row for row in evaluations if row.get('samples')])
+  compared = [*alike[:1], *alike[1:][-1:]]
   examples = {change: [] for change in CHANGES.values()}
   for pair in zip(*(row['samples'] for row in compared)):
     examples[CHANGES[tuple(bool(sample['em']) for sample in pair)]].append(pair)

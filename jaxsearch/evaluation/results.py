@@ -1,4 +1,4 @@
-"""Files of results that others wrote: what is read of them, and what is said of a file that is none."""
+"""Reads result files that others wrote: checks the fields that are used, and names the first fault."""
 
 import collections
 import json
@@ -56,7 +56,7 @@ class _Predictions(pydantic.BaseModel):
 
 
 def read_result(path: str | os.PathLike, command: str = 'bench', model: type = _Result) -> dict[str, Any]:
-  """Reads what `jaxsearch bench --out` wrote, or will write: of an unfinished one the predictions.
+  """Reads a result of `jaxsearch bench --out`; of an unfinished one (its .part.jsonl file) the predictions.
 
   Raises DataError, which names the first fault, for a file that does not fit the model; OSError.
   """

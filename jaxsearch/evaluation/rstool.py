@@ -42,9 +42,9 @@ def find(agent: Agent, questions: Sequence[str]) -> list[dict]:
 
 
 def evidence_of(record: Record) -> dict[str, Any]:
-  """Returns the only `evidence` box, '' without exactly one or where it is `forfeited`, as in training.
+  """Returns the `evidence` box, '' unless there is exactly one and it is not `forfeited`, as in training.
 
-  It is if it was written before any documents were found.
+  A box is forfeited if it was written before any documents were found.
   """
   written = policy_spans(record)
   texts = [span['text'] for span in written]
@@ -66,7 +66,7 @@ class Reader:
   """A frozen model that answers questions with or without passages."""
   ask: Callable[[list[str]], Sequence[str | Exception]]  # prompts in, replies or exceptions out
   template: str                     # a name or a file, see trees/templates.py
-  assistant: Assistant | None = None  # that its prompts have to fit; a chat server knows its own room
+  assistant: Assistant | None = None  # whose context prompts must fit; None for a chat server, not checked
 
   def prompt(self, question: str, documents: Sequence[Document]) -> str:
     """Returns the prompt of a question with documents, neutralised and shortened to the room.

@@ -73,8 +73,7 @@ def plan(config: ml_collections.ConfigDict) -> list[SweepRun]:
   decides = {config.baseline, *(config.get('primary') or config.variants)}
   cells = [(name, seed) for seed in config.seeds for name in config.variants]
   for name, seed in sorted(cells, key=lambda cell: cell[0] not in decides):
-    changes = config.variants[name]
-    overrides = flat(config.common) | flat(changes)
+    overrides = flat(config.common) | flat(config.variants[name])
     file = overrides.pop('config', config.base)
     place = {'seed': seed, 'out': str(pathlib.Path(config.out, slug(name), str(seed))), 'progress': False}
     if taken := place.keys() & overrides.keys():
@@ -196,7 +195,7 @@ def start(run: SweepRun, environment: Mapping[str, str]) -> subprocess.Popen:
 
 
 def environments(parallel: int) -> list[dict[str, str]]:
-  """Returns the environment variables of each run at a time: a GPU of its own, or its share of the cores."""
+  """Returns the environment variables of each parallel run: a GPU of its own, or its share of the cores."""
   if (visible := os.environ.get('CUDA_VISIBLE_DEVICES')) is None:
     gpus = [str(number) for number in range(len(list(DEVICES.glob('nvidia[0-9]*'))))]
   else:

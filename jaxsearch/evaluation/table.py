@@ -162,7 +162,7 @@ def _test(a: Mapping[tuple, float], b: Mapping[tuple, float], column: str, figur
 
 
 def read_published() -> list[dict[str, str]]:
-  """Returns the rows of published.csv: scores in per cent, under NAME by `metric`, under NAME_f1 F1."""
+  """Returns the rows of published.csv in per cent: NAME is a score by the row's `metric`, NAME_f1 its F1."""
   with open(PUBLISHED, encoding='utf-8', newline='') as file:
     return list(csv.DictReader(file))
 

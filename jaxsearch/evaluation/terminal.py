@@ -1,4 +1,4 @@
-"""A rollout on the terminal as it grows: thoughts, queries, documents and answer, each behind its name."""
+"""A rollout on the terminal as it grows: thoughts, queries, documents and answer, each after its name."""
 
 import re
 from typing import Any
@@ -15,7 +15,7 @@ STYLES = {'think': 'dim', 'search': 'bold cyan', 'answer': 'bold green'}
 
 
 def show(console: Console, reply: Any) -> None:
-  """Prints a reply that a growing tree gets; the elements of policy text behind their names."""
+  """Prints a reply that a growing tree gets; each element of policy text after its name."""
   match reply:
     case Node():
       # name, content and the text behind each element

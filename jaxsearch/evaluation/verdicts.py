@@ -133,8 +133,8 @@ def power(difference: float, of: Spread, seeds: int, questions: int) -> float:
 
 
 def seeds_needed(values: np.ndarray, difference: float, most: int = 100) -> int | None:
-  """Returns the fewest seeds that would find a mean as large as `difference` on as many questions, with a
-  chance of 80 %, if they spread as values [S,Q] do; None if `most` do not, or of one seed or question."""
+  """Returns the fewest seeds that find a mean of `difference` with 80 % power, for as many questions and the
+  spread of values [S,Q]; None if `most` are too few, or for values of one seed or one question."""
   if min(values.shape) < 2:
     return None
   of, questions = spread(values), values.shape[1]

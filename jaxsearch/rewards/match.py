@@ -127,8 +127,8 @@ def read_number(text: str) -> tuple[Fraction, bool] | None:
 
 def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exact',
             tolerance: float = 0.0) -> float:
-  """Returns 1.0 or 0.0 by the rule `how`: 'exact', 'numeric', which has a `tolerance`, or 'stated', which
-  matches what a longer response states exactly."""
+  """Returns 1.0 or 0.0 by the rule `how`: 'exact', 'numeric', which has a `tolerance`, or 'stated', the exact
+  match of the answer that a longer response states, see `stated`."""
   if how not in ('exact', 'numeric', 'stated'):
     raise ValueError(f'no way to match answers is called {how!r}; known: exact, numeric, stated')
   if how == 'numeric':
@@ -139,7 +139,7 @@ def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exac
 def vote(prediction: str | None, how: str) -> str | None:
   """Returns a text whose normal form two predictions share if the rule `how` of `matches` takes them for one.
 
-  None has none. Numbers are alike as '12.5%' and '0.125' are; what holds none votes for itself.
+  None for None. Numbers count by value, so '12.5%' and '0.125' agree; a text without a number stays as it is.
   """
   if how == 'numeric' and (number := read_number(prediction or '')):
     value, percent = number
@@ -149,7 +149,7 @@ def vote(prediction: str | None, how: str) -> str | None:
 
 
 def stated(response: str | None) -> str | None:
-  """Returns the line behind the last 'Exact Answer:' of a response; all of it without one."""
+  """Returns the rest of the line after the last 'Exact Answer:' of a response; all of it without one."""
   *before, rest = re.split(r'exact answer\W{0,4}:\W*', response or '', flags=re.IGNORECASE)
   return rest.partition('\n')[0] if before else response
 

@@ -1,8 +1,8 @@
 """The policy of a rollout behind an OpenAI-compatible chat server, for methods that need text alone.
 
 `ChatServer` stands in for the engine of an `Agent`. Spans become messages: what the policy wrote is the
-assistant's, prompts and observations are the user's. With `native.ServerCalls` the server gets tools, and
-what they gave as messages of tools. A tokenizer of ours counts tokens, so that limits on context and
+assistant's, prompts and observations are the user's. With `native.ServerCalls` the server is sent the tools,
+and their results as tool messages. A tokenizer of ours counts tokens, so that limits on context and
 observations hold; the server counts by its own.
 """
 

@@ -33,8 +33,8 @@ class Decoding:
     self.length, self.deterministic = engine.length, engine.deterministic
     self.episode_deadline = engine.episode_deadline
     self.ready: list[Path] = []  # for pages of the cache
-    # What is decoded: a number for each, at most engine.slots. What is known of them is in arrays over the
-    # numbers, so that the host has nothing to do for those that go on.
+    # Paths being decoded, each by a number below engine.slots. Their state is in arrays indexed by that
+    # number, so the host does no work for a path that goes on.
     self.running: dict[int, Path] = {}
     self.figures = {}
     self.numbers = list(range(engine.slots))[::-1]  # that are not taken
@@ -190,7 +190,7 @@ class Decoding:
     return [(path.pending, reply) for path, reply in zip(paths, replies)]
 
   def _start(self, paths: Sequence[Path]) -> None:
-    """Takes paths that have their pages among those that are decoded."""
+    """Starts decoding paths that have their pages."""
     for path in paths:
       number = self.numbers.pop()
       self.running[number], self.generated[number] = path, 0
@@ -212,7 +212,7 @@ class Decoding:
     schedule.capacity += steps * capacity
     schedule.counts['segments'] += 1
     schedule.counts['tokens_decoded'] += int(counts.sum())
-    # Behind what a slot has is overwritten later.
+    # What lies behind a slot's own tokens is overwritten later.
     where = numbers[:, None], self.generated[numbers][:, None] + np.arange(steps)
     self.tokens[where], self.logprobs[where] = tokens, logprobs
     self.generated[numbers] += counts

@@ -60,7 +60,7 @@ class Device:
     if self._params is None:
       raise ValueError('a rollout before Engine.load: there are no parameters')
     if self.deterministic:
-      self.forget()  # what an earlier rollout left would be equal to rounding only
+      self.forget()  # entries of an earlier rollout would match recomputed ones only up to rounding
     self.seconds_on_device = 0.0
     for pool in self.pools:
       pool.evicted = 0
@@ -101,7 +101,7 @@ class Device:
     return Decoding(self, self.put(key), sampling, schedule)
 
   def first_state(self, stop: tuple[str, ...]) -> int:
-    """Returns where a span begins in the table of stop strings, with these among them."""
+    """Returns the first state for these stop strings in the table of automata; adds them if they are new."""
     if stop not in self._stops:
       table = stops.automaton(self.tokenizer.pieces(self.config.vocab_size), stop, self.tokenizer.eos_ids)
       first, self._states = self._states, self._states + len(table)
@@ -119,8 +119,8 @@ class Device:
     """Decodes a segment for `paths`, each with an entry in `slots`.
 
     Returns:
-      tokens [S,n], log-probabilities [S,n], counts [S], states [S] after the n tokens that a slot got at
-      most, and S of the program; the first four in the order given.
+      tokens [S,n], log-probabilities [S,n], counts [S], states [S] of the S `paths` in order, where no
+      slot got more than n tokens; then the number of slots in the program.
     """
     width = bucket(np.bincount([path.lane for path in paths]).max(), self._widths)
     batch = segment.idle_slots(width * self.lanes)

@@ -14,8 +14,8 @@ In the deterministic mode every decision is a function of tokens and decode step
 applied in the order of their requests, where a slot is idle and no new episode can be started; the host waits
 for them. Otherwise replies are applied as they arrive.
 
-A rollout that has `enough` ends once nothing is asked for any more. Its unfinished episodes hold their
-replies, and go on where they are given to another `run`.
+Once `enough` is true no generator gets another reply, and the rollout ends when all requests are served. Its
+unfinished episodes hold those replies, and resume when given to another `run`.
 """
 
 import collections
@@ -349,7 +349,7 @@ class Schedule:
   # Replies that come from elsewhere.
 
   def _apply_reply(self) -> bool:
-    """Applies the reply of a call that is due, waiting for it if that is the rule; False if none is due."""
+    """Applies a due reply, and waits for it if deterministic or the policy is idle; False if none is due."""
     start, calls = time.monotonic(), self.calls
     if self.policy.deterministic:
       due = calls[:1]

@@ -59,10 +59,10 @@ class Engine(Device):
       `segment_steps`, so that its loop needs no host.
     prefill_lengths, prefill_tokens: context is prefilled in chunks of these lengths, at most `prefill_tokens`
       a call and lane. These four are those of the platform (`defaults`) where they are 0 or ().
-    mesh: where the parameters given to `load` lie. Sampling has a layout of its own: as many devices as
-      divide the key/value heads and `tensor` (0: any number) share a copy of the parameters, split by heads,
-      feed-forward and vocabulary; each such group is a lane, with its part of the slots and of the cache. So
-      `slots` and `pages` are rounded up to a multiple of the lanes.
+    mesh: where the parameters given to `load` lie. Sampling has a layout of its own: g devices, the greatest
+      common divisor of devices, key/value heads and `tensor` (0: no limit), share a copy of the parameters,
+      split by heads, feed-forward and vocabulary; such a group is a lane, with its part of slots and cache.
+      So `slots` and `pages` are rounded up to a multiple of the lanes.
     weights: 'same', or what the matrices of layers are for sampling, 'int8' or 'fp8': see
       models/sampling_weights.py.
   """
@@ -149,11 +149,10 @@ class Engine(Device):
     uniforms = np.zeros((slots, self.segment_steps), np.float32)
     numbers = whole(segment.idle_slots(slots), np.zeros((slots, pages), np.int32), self._following,
                     uniforms, np.int32(1), np.int32(1))
+    static = dict(mesh=self._mesh, kernel=self._kernel)
     return {
-      'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)),
-                  dict(mesh=self._mesh, kernel=self._kernel)),
-      'decode': (segment.decode, (self.config, params, cache, front, *numbers),
-                 dict(mesh=self._mesh, kernel=self._kernel)),
+      'prefill': (segment.prefill, (self.config, params, cache, *whole(tokens, chunk, table)), static),
+      'decode': (segment.decode, (self.config, params, cache, front, *numbers), static),
     }, params, (cache, front)
 
   def _allocate_front(self, width: int, window: int) -> list:
@@ -202,7 +201,7 @@ def _prepare(config: DecoderConfig, rounding: str, matrices: str, weights: str, 
              whole: Sharding) -> Callable:
   """Compiles the cast and unstacking of parameters for sampling: fused on one device, or split over `tensor`.
 
-  They are rounded as a cast to the dtype `rounding` would; XLA leaves out a cast there and back. Then they
+  They are rounded as by a cast to the dtype `rounding` and back, which XLA would optimise away. Then they
   are quantised, as `weights` says, or transposed on a CPU, in the dtype `matrices`.
   """
   kept = jnp.finfo(rounding)

@@ -44,10 +44,10 @@ class Page:
 
 @dataclasses.dataclass(eq=False)
 class Path:
-  """A path that wants its tokens but the last one cached: that is a program's next input.
+  """A path whose tokens are to be cached, all but the last, which is a program's next input.
 
-  `Pool.place` gives it pages. They hold `shared` of its tokens already, the last of them once `source` is
-  copied.
+  `Pool.place` gives it pages. They hold its first `shared` tokens; the end of these only once `source`
+  is copied.
   """
   tokens: np.ndarray
   most: int  # tokens that it may come to have
@@ -95,7 +95,7 @@ class Pool:
     """
     pages, source, shared = self._longest(path.context)
     coming, _, soon = self._longest(path.context, soon=True)
-    # A whole page that another path fills now is waited for however short: its double would be in no tree.
+    # Wait for a whole page that another path fills now, however little it saves: no copy can join the tree.
     if soon - shared >= SHORT or len(coming) > len(pages):
       return False
     missing = -(-path.most // PAGE) - len(pages)
@@ -126,7 +126,7 @@ class Pool:
         self.free.append(number)
       else:
         self._leave(page)
-    if path.owner in self.ends:  # prompts with the same seed share a number: another may have ended
+    if path.owner in self.ends:  # episodes of one seed share this number: another may have released it
       self.ends[path.owner] += [page for page in path.pages if page and page.number in self.idle]
 
   def release(self, owner: int) -> None:
@@ -150,7 +150,7 @@ class Pool:
       pages.append(page)
     size, source, rest = 0, None, rest[:SIZE]
     place = bisect.bisect(page.ordered, rest)
-    for others in reversed(page.ordered[:place]), page.ordered[place:]:  # away from it ever less begins alike
+    for others in reversed(page.ordered[:place]), page.ordered[place:]:  # the nearest one shares the most
       child = next((child for child in map(page.children.get, others) if child.ready or soon), None)
       if child and (common := _common(child.tokens, rest)) > size:
         size, source = common, child

@@ -5,7 +5,7 @@ Each protocol is a class of functions. `generate` and `score` return JSON bodies
 shapes; `load` lists the posts (path, body) by which a server takes the weights in a folder and calls them
 `label`.
 
-Log-probabilities are those at temperature 1 without truncation, of which training needs that temperature. So
+Servers give log-probabilities at temperature 1 without truncation, so training needs temperature 1, and
 top-p and top-k are sent as off: a server may otherwise take them from the model's generation_config.json.
 """
 
@@ -37,7 +37,7 @@ class Vllm:
   @staticmethod
   def generate(ids: Sequence[int], most: int, sampling: Sampling, seed: int, stop: Sequence[str],
                ends: Sequence[int]) -> dict:
-    # The model's own end tokens are ours, or not meant. A stop string may be a special token.
+    # ignore_eos: the only end tokens are `ends`. Special tokens are kept: a stop string may be one.
     return {'token_ids': ids, 'sampling_params': vars(sampling) | {
       'top_p': 1.0, 'top_k': 0, 'max_tokens': most, 'seed': seed, 'logprobs': 0, 'stop': stop,
       'stop_token_ids': ends, 'ignore_eos': True, 'skip_special_tokens': False}}
@@ -106,8 +106,8 @@ class Sglang:
 class LlamaCpp:
   """llama.cpp's server (xllamacpp 2026.10): tools/server/README.md. It takes no new weights.
 
-  It leaves out the log-probabilities of a stop string's tokens, so no stop strings are sent, and those of
-  tokens that end within a character, which are asked for again, beside those of all other tokens.
+  It omits the log-probabilities of a stop string's tokens, so no stop strings are sent. It also omits those
+  of tokens that end within a character: another request asks for them, with those of all other tokens.
   """
   path = '/completion'
   needs = "llama.cpp's server of 2026 or newer"
@@ -139,7 +139,7 @@ class LlamaCpp:
 
   @staticmethod
   def score_all(ids: Sequence[int], end: int) -> dict:
-    """Scores every token, while `end`, a whole one, is forced."""
+    """Scores every token of the vocabulary; forces `end`, a token of whole characters."""
     return LlamaCpp.score(ids, [end]) | {'n_probs': 2**20}
 
   @staticmethod

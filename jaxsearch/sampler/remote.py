@@ -191,7 +191,7 @@ class RemoteEngine:
                        f'sampled and {scored} of the same token in a prompt; needs {protocol.needs}')
 
   def _explained(self, error: ServerError) -> Exception:
-    """Returns the error; of a server that cannot do what is asked of it, a ValueError that says which can."""
+    """Returns the error if it may pass, else a ValueError that says which servers can do what is asked."""
     mistake = f'sampler.engine={self.kind!r}: {error}; needs {self.protocol.needs}'
     return error if error.fault in MAY_PASS else ValueError(mistake)
 
@@ -288,8 +288,7 @@ class RemoteEngine:
     replies, cached, prefilled = [], 0, 0
     for given in request.continuations:
       target = encode(given) if isinstance(given, str) else list(given)
-      fits = len(path) + len(target) <= self.length
-      if not fits:
+      if len(path) + len(target) > self.length:
         replies.append(None)
         continue
       logprobs, reused = self._score_on(self._servers(request), path, target)

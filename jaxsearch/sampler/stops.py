@@ -28,7 +28,7 @@ def automaton(pieces: Sequence[bytes], stops: Sequence[str], ends: Iterable[int]
   steps = _bytewise([stop.encode() for stop in stops])
   count = len(steps) - len(stops)
   sizes = np.array([len(piece) for piece in pieces])
-  order = np.argsort(-sizes, kind='stable')  # the longest first: those with another byte come first
+  order = np.argsort(-sizes, kind='stable')  # longest first: those with a byte at `place` come first
   letters, starts = np.frombuffer(b''.join(pieces), np.uint8), (np.cumsum(sizes) - sizes)[order]
   having = len(sizes) - np.searchsorted(np.sort(sizes), np.arange(sizes.max(initial=0)), side='right')
   reached = np.repeat(np.arange(count, dtype=np.int16)[:, None], len(sizes), axis=1)

@@ -1,7 +1,7 @@
 """Tools of a policy: search back ends, a Python sandbox, and clients and servers over HTTP.
 
-A search back end is a file of this room, listed in BACKENDS, whose `BACKEND` says everything of it; a tool
-that the policy calls by name is one listed in TOOLS, see tool.py. The rest of the house knows none by name.
+A search back end is a file of this folder, listed in BACKENDS, whose `BACKEND` declares all of it; a tool
+that the policy calls by name is one listed in TOOLS, see tool.py. The rest of the package knows none by name.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ TOOLS = {'search': 'search_passages', 'open': 'open_document', 'find': 'find_in_
 class SearchBackend(Protocol):
   """Searches; called from several threads. It may also have
     set_step(step, total_steps): called before each training step, with 0 before an evaluation;
-    for_call(question, *call): a back end for one tool call, named by numbers;
+    for_call(question, *call): a back end for the one tool call that the numbers `call` name;
     paid, price: credits paid so far, and what one costs;
     known: its 'corpus' and 'index' by their hashes, as a server tells them;
     open(name): the whole documents with an id, else with a title;
@@ -41,8 +41,8 @@ class Backend:
       below says so. `generator(model, temperature)` loads a language model: (prompts, seeds) -> replies.
     fields: fields of config.search that configs/base.py does not list, with their defaults.
     checks: their ranges, as in configs/checks.py.
-    needs: settings -> {field: kind} of what has to be set. Kinds: 'path' and 'model' have to be there, 'url'
-      is one of HTTP's or several with commas between, 'name' is any text.
+    needs: settings -> {field: kind} of what has to be set. Kinds: 'path' and 'model' must exist, 'url' is one
+      HTTP address or several separated by commas, 'name' is any text.
     mistakes: settings -> what is wrong with its fields, asked whichever back end is chosen.
     corpus: settings -> whether it searches the passages of config.data.corpus.
     by_source: whether it may be opened for each source of questions: on the source's passages, or with the

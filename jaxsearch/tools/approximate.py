@@ -21,10 +21,10 @@ except ImportError as error:
 
 BLOCK = 2**12        # vectors read at a time
 MOST_LISTS = 2**14
-TRAINED_ON = 40      # vectors of a list, by which k-means finds its centre; FAISS wants 39 or more
+TRAINED_ON = 40      # vectors that k-means trains on for each list; FAISS wants 39 or more
 SAMPLE = 512         # passages by which recall is measured
-# Recall of the three nearest that is enough; or one above PLATEAU, if twice as many lists bring less than
-# LITTLE: the codes round.
+# Doubling of `probes` stops once recall of the three nearest is RECALL, or above PLATEAU while doubling gains
+# less than LITTLE: the codes round.
 RECALL, PLATEAU, LITTLE = 0.99, 0.9, 0.002
 Report = Callable[[str, int], None]  # called with (stage, passages done)
 
@@ -40,14 +40,14 @@ def cost(size: int, width: int, precision: str) -> dict[str, float]:
   start = time.perf_counter()
   block @ block.T
   rate = 2 * len(block)**2 * width / (time.perf_counter() - start)
-  # k-means goes ten times over its sample, every vector meets every centre, and the sample every vector.
+  # k-means: ten rounds over its sample; lists: every vector by every centre; recall: SAMPLE by every vector.
   pairs = 10 * TRAINED_ON * lists**2 + size * lists + SAMPLE * size
   return {'bytes': size * (width * (2 if precision == 'float16' else 1) + 8) + 4 * lists * width,
           'bytes_in_memory': 4 * lists * width, 'seconds': 2 * width * pairs / rate}
 
 
 def build(folder: pathlib.Path, vectors: Vectors, precision: str, report: Report) -> dict:
-  """Writes lists.faiss into `folder`, in as much memory as it has; OSError if it cannot be written.
+  """Builds lists.faiss in `folder`, in memory of the same size; OSError if it cannot be written.
 
   Returns {'lists', 'probes', 'recall3', 'sample'}: recall3 is the share of the three nearest that are found,
   with a sample of the vectors as queries (each without itself). `probes` is the least power of two at which

@@ -50,7 +50,7 @@ class BM25:
 
   @functools.cached_property
   def known(self) -> dict[str, str]:
-    """Its 'corpus' by the hash that an index of it has, as a server tells it."""
+    """Identifies the ranking, as a server reports it: 'corpus' by the hash that an index of it has."""
     digest = hashlib.sha256()
     for passage in self._passages:
       digest.update(line_of(passage))
@@ -78,7 +78,7 @@ def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:
 
   index = Lucene(list(map(words, texts)), k1=K1, b=B)
 
-  # The library visits every passage for every word, milliseconds each with the interpreter held: once a word.
+  # Cached: for each word the library visits every passage, which takes milliseconds and holds the GIL.
   @functools.cache
   def weights(word: str) -> Ranking:
     scores = index.get_scores([word])

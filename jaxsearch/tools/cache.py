@@ -44,9 +44,9 @@ class Cache:
   def get(self, request: object, fetch: Callable[[], Any], *, again: bool = False) -> Any:
     """Returns the response kept for `request`, else that of `fetch()`, which is kept unless it raises.
 
-    Threads that want the same response at the same time, as the trees of a group do, fetch it once. Both are
-    JSON; `request` holds all that the response depends on. With `again` what is kept serves a replay alone,
-    or where `fetch` raises.
+    Threads that want the same response at the same time, as the trees of a group do, fetch it once. Request
+    and response are JSON; `request` holds all that the response depends on. With `again` it is fetched anew;
+    what is kept is then used only by a replay, or if `fetch` raises.
     """
     if self._db is None:
       return fetch()

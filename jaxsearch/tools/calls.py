@@ -1,6 +1,6 @@
 """Calls of tools: what a growing tree may ask of the host, and the tools that serve it.
 
-A tool is a file of this room: a function for `Call`, or a subclass of `ToolCall` where it takes more. A call
+A tool is a file of this folder: a function for `Call`, or a subclass of `ToolCall` if it needs more. A call
 says how it is served, cut and described; whatever runs, counts and shows calls knows no tool by name.
 """
 
@@ -32,8 +32,8 @@ def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
   """Returns the reply for a tool that raised; its name, if given, begins the reason."""
   fault = getattr(error, 'fault', None)
   if fault not in FAULTS:
-    kinds = {TimeoutError: 'timeout', ConnectionError: 'connection', BaseException: 'error'}
-    fault = next(kinds[kind] for kind in kinds if isinstance(error, kind))
+    fault = ('timeout' if isinstance(error, TimeoutError) else
+             'connection' if isinstance(error, ConnectionError) else 'error')
   return ToolFailure(f'{tool + ": " if tool else ""}{type(error).__name__}: {error}', fault)
 
 
@@ -70,8 +70,8 @@ class Tools:
     workers: calls that run at a time.
     max_observation: tokens of one observation at most.
     answer_reserve: tokens that an observation leaves free for an answer.
-    words: of a passage that a search shows, the first; 0 is all.
-    searches: of one call: the error of each search in it, or None.
+    words: how many words of a passage a search shows, from its beginning; 0 is all.
+    searches: in the tools of one call, the error of each of its searches, or None.
     offered: the tools that the policy may call by name, see tool.py.
   """
   search: Any = None
@@ -96,7 +96,7 @@ class Tools:
     return dataclasses.replace(self, search=search, searches=searches)
 
   def find(self, node: Node, query: str, topk: int | None = None) -> list[Document]:
-    """Searches, in the passages of the question's own source where the back end has them apart; counts it."""
+    """Searches and counts it; a back end that is split by source searches that of the question alone."""
     self.searches.append(TimeoutError('no reply to a search'))  # until there is one
     try:
       results = self._back_end(node).search([query], self.topk if topk is None else topk)
@@ -177,7 +177,7 @@ class ToolCall(Request):
     schedule.start(pending, functools.partial(self.run, own), 'tools', tools.workers, tools.deadline)
 
   def finish(self, schedule, pending, result, seconds):
-    """Calls of one list that stand behind the same span share the room and `max_observation`."""
+    """Splits room and `max_observation` evenly among the calls of one list that follow the same span."""
     episode = pending.episode
     if isinstance(result, BaseException):
       result = failure_of(result)
@@ -204,7 +204,7 @@ class ToolCall(Request):
     """Cuts text or documents so that what the method writes of them fits; other replies stay.
 
     Args:
-      room: tokens that are left behind `node`; `tools.answer_reserve` of them stay free.
+      room: tokens that fit after `node`; `tools.answer_reserve` of them stay free.
     """
     room = min(tools.max_observation, room - tools.answer_reserve)
     show = self.show or functools.partial(self.written, special_tokens=tokenizer.special_tokens)
@@ -223,7 +223,7 @@ class Call(ToolCall):
 
   Attributes:
     function: called with the `Tools` of the rollout.
-    node: the span that asks. Text or documents are cut to the room behind it.
+    node: the span that asks. Text or documents are cut to the room after it.
     tool: its name in counts (`calls_NAME`), records and viewers.
     query: what it was asked, for people.
   """

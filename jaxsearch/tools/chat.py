@@ -43,7 +43,7 @@ class Chat(JsonClient):
     super().__init__(addresses, token=key, **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._concurrency, self._cache = concurrency, Cache(cache)
-    self._reasons = False  # whether the model was found to be one of OpenAI's that reason
+    self._reasons = False  # whether it turned out to be an OpenAI reasoning model
     self._hint = '' if key else f' ({KEY} holds no key)'
 
   def reply(self, prompt: Prompt, seed: int | None = None) -> str:
@@ -58,9 +58,9 @@ class Chat(JsonClient):
     return self._cache.get([self.identity, body], lambda: self.post(body, _text))
 
   def post(self, body: Mapping[str, Any], parse: Callable[[Any], Any]) -> Any:
-    """Posts as `JsonClient` does; again without what OpenAI's models that reason refuse, once one has.
+    """Posts as `JsonClient` does. Once an OpenAI reasoning model refuses, reposts and goes on in its form:
 
-    These count their thoughts against the limit, and always sample.
+    `max_completion_tokens` (thoughts included) for `max_tokens`, and no temperature: it always samples.
     """
     if not self._reasons:
       try:

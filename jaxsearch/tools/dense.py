@@ -24,7 +24,7 @@ def quantized(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_vectors(folder: pathlib.Path, first: int, vectors: np.ndarray, precision: str) -> None:
-  """Writes float32 vectors [n,D] behind the `first` ones in the files of a folder, the scales last.
+  """Writes float32 vectors [n,D] after the first `first` ones in the files of a folder, the scales last.
 
   Raises OSError if the disk is full.
   """

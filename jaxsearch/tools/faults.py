@@ -42,9 +42,9 @@ def program(kind: str, code: str, question: Question) -> str:
 
 
 def apply(kind: str, output: str, rng: np.random.Generator) -> str:
-  """Returns what the model sees instead of `output`: nothing for 'empty', the output for the other kinds.
+  """Returns what the model sees instead of `output`: nothing for 'empty', random characters for 'garbage'.
 
-  For 'garbage' random characters, as many as the output had, but 40 to 200: each may be a token.
+  These are as many as the output had, but 40 to 200: each may be a token. Other kinds show the output.
   """
   if kind == 'garbage':
     return ''.join(rng.choice(LETTERS, min(max(len(output), 40), 200)))

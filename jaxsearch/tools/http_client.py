@@ -59,9 +59,8 @@ class JsonClient:
 
   def __init__(self, urls: Sequence[str | httpx.URL], *, timeout: float = 30.0, attempts: int = 4,
                backoff: float = 0.2, token: str | None = None, token_header: str = 'authorization'):
-    addresses = map(parse_url, urls)
     self._addresses = [address if address.path.strip('/') else address.copy_with(path=self.default_path)
-                       for address in addresses]
+                       for address in map(parse_url, urls)]
     self.url = ','.join(map(_shown, self._addresses))
     whole = ','.join(map(str, self._addresses))  # what is kept of replies goes by it
     self.identity = self.url if whole == self.url else hashlib.sha256(whole.encode()).hexdigest()
@@ -72,7 +71,7 @@ class JsonClient:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
     # A proxy cannot reach this machine's own server.
     local = any(re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses)
-    limits = httpx.Limits()  # none: threads are; httpx would keep all but a hundred waiting
+    limits = httpx.Limits()  # no limit but our threads; by default httpx lets all but a hundred wait
     self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local, limits=limits)
     self._loop = event_loop()
 
@@ -84,7 +83,7 @@ class JsonClient:
     """
     content, deadline, turn = json.dumps(body).encode(), time.monotonic() + self._timeout, next(self._turn)
     for attempt in itertools.count(1):
-      others = max(min(len(self._addresses), self._attempts) - attempt, 0)  # they want time, too
+      others = max(min(len(self._addresses), self._attempts) - attempt, 0)  # leave time for untried servers
       address = self._addresses[(turn + attempt - 1) % len(self._addresses)]
       try:
         received = self._request('POST', address, (deadline - time.monotonic()) / (1 + others), content)

@@ -12,8 +12,8 @@
 what is not of the protocol, 401 for a missing token, 413 for what is too large, 415 for what is not sent as
 JSON, 503 for what may be retried. Needs the extra `serve`.
 
-Web pages in a browser on this machine can send requests, too. One that reaches it under a name of its own is
-refused by its `Host`, all others by the content type: a browser asks before it sends JSON elsewhere.
+Web pages in a browser on this machine can send requests, too. `Host` refuses those that use DNS rebinding,
+the content type all others: a browser sends JSON to another origin only after a preflight request.
 """
 
 import asyncio
@@ -90,7 +90,7 @@ def search_app(backend: SearchBackend, *, token: str | None = None, limits: Limi
     shown = scored if asked.return_scores else entry
     return {'result': [list(map(shown, documents)) for documents in results]}
 
-  # Clients keep results under it.
+  # GET /health reports it; clients use it as the key of their caches.
   known = getattr(backend, 'known', {})
   return make_app('/retrieve', Retrieve, retrieve, 'search', token, limits, health=known)
 

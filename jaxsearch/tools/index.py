@@ -27,8 +27,8 @@ from jaxsearch.tools.sparse import NOTHING, Ranking
 FORMAT = 3       # of the files
 DEPTH = 100      # of the rankings of a hybrid index
 MOST_QUERIES = 64  # that are encoded and searched for together
-# The cosine beside BM25: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and 2WikiMultiHopQA
-# (benchmarks/RESULTS.md).
+# Weight of the cosine beside BM25: the best for all-MiniLM-L6-v2 on training questions of HotpotQA and
+# 2WikiMultiHopQA (benchmarks/RESULTS.md).
 DENSE_WEIGHT = 12.0
 
 
@@ -110,8 +110,8 @@ def fuse(bm25: Ranking, dense: Ranking, weight: float = DENSE_WEIGHT, *, depth: 
   """Scores passages by BM25 + weight * cosine.
 
   Args:
-    dense: all passages that count, best first or not, each once or more. One that is not in `bm25` has its
-      lowest score, or 0 where `bm25` ends above `depth`: no word of the query is in it.
+    dense: all candidates, in any order, each once or more. One that `bm25` lacks gets the lowest score of
+      `bm25`, or 0 if `bm25` has fewer than `depth` passages: then no word of the query is in it.
   """
   numbers, first = np.unique(dense[0], return_index=True)
   by_words = dict(zip(bm25[0].tolist(), bm25[1].tolist()))
@@ -150,7 +150,7 @@ class Index:
       else:
         self.dense = dense.Dense(self._vectors)
       self._batched = DynamicBatcher(self._nearest, most=MOST_QUERIES)
-      self.threads = 64  # that wait for the next batch of the encoder cost nothing
+      self.threads = 64  # threads that wait for the encoder's next batch cost nothing
 
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """Returns the best `topk` passages for each query or fewer, best first, with their scores."""

@@ -1,7 +1,7 @@
 """Builds indexes in folders from a corpus of any size, in bounded memory; tools/index.py searches them.
 
 `build` reads the corpus in blocks and writes passages.jsonl, where each ends (ends.int64), and their postings
-(tools/sparse.py). Then it encodes the passages (models/encoder.py, tools/dense.py), and goes on there after a
+(tools/sparse.py). Then it encodes the passages (models/encoder.py, tools/dense.py), and resumes there after a
 kill. manifest.json says what is built, see `index.read_manifest`. A whole index can get lists for approximate
 search (tools/approximate.py).
 """
@@ -33,7 +33,7 @@ Report = Callable[[str, int], None]  # called with (stage, passages done)
 def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encoder: Encoder | None = None,
           precision: str = 'float16', approximate: bool = False,
           report: Report = lambda stage, done: None) -> dict:
-  """Builds an index, or goes on where a build with the same arguments was stopped; returns its manifest.
+  """Builds an index, or resumes a stopped build with the same arguments; returns its manifest.
 
   Args:
     corpus: file in the Search-R1 format.

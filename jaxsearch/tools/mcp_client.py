@@ -27,7 +27,7 @@ except ImportError as error:
 
 TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of a schema and of a result
 START = 60.0  # seconds
-HUNG = 3  # calls that got no reply in time, with no reply between: then the server is started again
+HUNG = 3  # calls in a row without a reply in time: then the server is started again
 TAGS = grammar.Tags(others=families.FAMILIES['hermes'].tags)
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for the one server with an address
 

@@ -1,9 +1,9 @@
 """The tool `python`, CARL's: Python that the policy wrote, and the sandbox that runs it.
 
 The interpreter is `pydantic-monty`, a subset of Python in subprocesses of its own: no files, no network, a
-few modules (`MODULES`), limits on time, memory, recursion and calls of host functions: those that `run` is
-given, and those of `statistics`, which monty does not have. They run without these limits, so they take only
-a few flat, short values. Whatever a program does ends as text, never as an exception of ours.
+few modules (`MODULES`), limits on time, memory, recursion and calls of host functions. Those are what `run`
+is given and `statistics`, which monty lacks; they run outside the limits, so they take only a few flat, short
+values. Whatever a program does ends as text, never as an exception of ours.
 """
 
 import ast

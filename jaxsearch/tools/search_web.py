@@ -70,7 +70,7 @@ class WebSearch(JsonClient):
   def search(self, queries: Sequence[str], topk: int = 3) -> list[list[Document]]:
     """Returns at most `topk` documents for each query, one query after the other.
 
-    None for a blank one. Raises SearchError.
+    A blank query is not sent and gets no documents. Raises SearchError.
     """
     return [self._find(query, topk) if query.strip() else [] for query in queries]
 

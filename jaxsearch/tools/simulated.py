@@ -3,7 +3,7 @@
 `SimulatedSearch` draws for every call whether its documents are noisy, with a probability that rises with the
 training step, and has a writer write them: a language model, or world/writer.py.
 
-The draws depend on the seed, the step, the call (which tree, its how many-th call) and the query alone. So a
+The draws depend on the seed, the step, the call (tree number, call number in it) and the query alone. So a
 query that is sent again may find something new, as in CuSearch's condition C2, and yet a resumed run gets
 what the uninterrupted one would have got. A model repeats itself as far as its server honours seeds.
 """
@@ -93,7 +93,7 @@ class ModelWriter:
 
   Args:
     generate: prompts and their seeds -> replies, an exception where one failed; called from several threads.
-    files: see `templates.writer_files`.
+    files: folder of the user's prompts, see `templates.files`.
     false_facts: noisy documents state what is false; else they are true but of no help.
   """
 
@@ -115,8 +115,8 @@ class ModelWriter:
 
 
 def writing_prompt(query: str, topk: int, template: str, question: Question | None = None) -> str:
-  """Returns the prompt for `topk` documents, with the query on one line; it stands for an unknown question,
-  too."""
+  """Returns the prompt for `topk` documents, with the query on one line; without a question the query also
+  takes its place."""
   query = ' '.join(query.split())
   asked = question.question if question else query
   answer = [*(question.golden_answers if question else ()), 'not known'][0]

@@ -25,7 +25,7 @@ POSTING = np.dtype([('word', 'u8'), ('passage', 'u4'), ('count', 'u2')])
 FILES = ('words.uint64', 'sizes.uint64', 'most.uint16', 'passages.uint32', 'counts.uint16')
 BLOCK = 2**14          # passages of a block
 MERGED = 10_000_000    # postings sorted at a time: about half a GB
-ROUNDING = 1e-6        # of sums of weights, far above it
+ROUNDING = 1e-6        # slack for sums of weights, far above their rounding errors
 Ranking = tuple[np.ndarray, np.ndarray]  # (numbers [n], scores [n]) of passages, best first
 NOTHING = np.empty(0, np.int64), np.empty(0)
 
@@ -105,9 +105,9 @@ class Sparse:
 
   def search(self, query: str, topk: int) -> Ranking:
     """Returns the best `topk` passages with a word of the query, ties by number; scores are float64."""
-    # Those first that may add most to a score.
+    # The query's indexed words, those first that may add most to a score.
     known = sorted(filter(None, map(self._look_up, dict.fromkeys(words(query)))), reverse=True)
-    # What the words from each on may add.
+    # The most that each word and all after it may add together.
     rest = list(itertools.accumulate([most for most, *_ in reversed(known)], initial=0.0))[::-1]
     scores, met, least = np.zeros(self.size), [np.empty(0, np.uint32)], 0.0
     among_best = lambda coming: np.unique(
@@ -122,7 +122,7 @@ class Sparse:
         at = np.minimum(np.searchsorted(passages, candidates), len(passages) - 1)
         has = passages[at] == candidates
         scores[candidates[has]] += self._added(word, candidates[has], counts[at[has]])
-      best = scores[met[-1]]  # one of the best has at least the lowest of as many
+      best = scores[met[-1]]  # their k-th best score is a lower bound of the final one
       if len(best) >= topk:
         least = max(least, float(np.partition(best, -topk)[-topk]) - ROUNDING)
     candidates = among_best(0.0)

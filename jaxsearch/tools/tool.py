@@ -1,6 +1,6 @@
 """A tool that the policy calls by name: its schema, and the requests that serve a call.
 
-Prompt, check and help are made from the schema, so that a tool is a file of this room with `TOOL =
+Prompt, check and help are made from the schema, so that a tool is a file of this folder with `TOOL =
 declare(…)` and its line in TOOLS. How a model writes calls and sees results is the business of a grammar.
 """
 

@@ -103,8 +103,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences
   Every process brings its own rows, and has an equal part of each micro-batch: with `micro_rows` rows in all,
   R of them are trained here. A process that has too many passes the last ones on, see `row_moves`.
 
-  n is that of rows with one tree each, or more where these do not do, rounded up to a power of two: in most
-  runs it never changes. M is that of the fullest row, see `target_bucket`. Both depend on the arguments
+  n has room for `trees` rows (one tree each), or for all rows if they are more, rounded up to a power of two:
+  in most runs it never changes. M fits the fullest row, see `target_bucket`. Both depend on the arguments
   alone, never on earlier batches: a resumed run computes the same.
 
   Args:
@@ -160,12 +160,12 @@ def exchange(rows: Sequence[Any], moves: Sequence[tuple[int, int]]) -> list[Any]
 
 def check_rows(micro_rows: int, mesh) -> None:
   """Raises ValueError if a micro-batch does not split evenly over the mesh."""
-  if micro_rows < 1 or micro_rows % meshes.batch_size(mesh):
-    parts = meshes.batch_size(mesh)
+  parts = meshes.batch_size(mesh)
+  if micro_rows < 1 or micro_rows % parts:
     raise ValueError(f'train.micro_rows={micro_rows} must be a multiple of the {parts} parts that the '
                      'mesh splits a batch into (data * fsdp)')
-  if meshes.batch_size(mesh) % jax.process_count():
-    raise ValueError(f'mesh.data * mesh.fsdp is {meshes.batch_size(mesh)}, which must be a multiple of the '
+  if parts % jax.process_count():
+    raise ValueError(f'mesh.data * mesh.fsdp is {parts}, which must be a multiple of the '
                      f'{jax.process_count()} processes: each has rows of its own')
 
 
@@ -175,7 +175,7 @@ def target_bucket(largest: int, length: int) -> int:
 
 
 def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> list[list[tuple[int, int]]]:
-  """Cuts a batch into parts for one update each: of at most `size` trees (0: all), as many in each up to one.
+  """Cuts a batch into parts of at most `size` trees (0: all), equal to within one, for one update each.
 
   Groups come in random order. The trees of a group stay together as far as they can: they share their prompt.
 
@@ -184,12 +184,12 @@ def mini_batches(sizes: Sequence[int], size: int, rng: np.random.Generator) -> l
   Returns:
     (group, member) of the trees of each part.
   """
-  number = -(-sum(sizes) // size) if size else 1
+  number = max(-(-sum(sizes) // size), 1) if size else 1
   groups = [group for group, members in enumerate(sizes) if members]
   if number > 1:
     groups = [groups[i] for i in rng.permutation(len(groups))]
   ordered = [(group, member) for group in groups for member in range(sizes[group])]
-  ends = np.arange(max(number, 1) + 1) * len(ordered) // max(number, 1)
+  ends = np.arange(number + 1) * len(ordered) // number
   return [ordered[start:end] for start, end in itertools.pairwise(ends)]
 
 

@@ -17,7 +17,7 @@ the policy as it was. Of several processes each grows, lays out and assesses eve
 all records and values.
 
 The gate looks at rollouts of held-out questions under the prompt of training (tool-optional, `config.grow` as
-it is), since the critic will be asked about these; for the signs at tool-required ones too, as in the paper.
+it is), since the critic will be asked about these. The signs take tool-required ones too, as in the paper.
 """
 
 import dataclasses
@@ -272,7 +272,7 @@ class Policy:
 
 
 class Student:
-  """The critic that is warmed up, with what updates and asks it; `began` is the policy that it is of."""
+  """The critic that is warmed up, with its update and value programs; `began` identifies its policy."""
 
   @memory.named('setting up training', memory.STATE)
   def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,

@@ -74,9 +74,9 @@ def choose(questions: Sequence[Question], tiers: dict[str, int], clusters: Seque
            settings: ConfigDict, seed: int) -> tuple[list[Question], set[str]]:
   """Returns the questions to roll out, and the ids of those among them that are held out for the gate.
 
-  `trajectories` / 2 are to learn from: `tier_2_share` of tier 2 as far as there are such, each tier even over
-  clusters. On top come `held_out` times as many of each tier. Not curated (the paper's 'random-data'), they
-  are the first ones.
+  `trajectories` / 2 are to learn from, `tier_2_share` of them in tier 2 if there are enough; each tier is
+  spread evenly over clusters. `held_out` times as many of each tier come on top. If not `curated` (the
+  paper's 'random-data'), the first questions are taken.
   """
   number, chosen, held_out = round(settings.trajectories // 2 * (1 + settings.held_out)), [], set()
   if settings.curated:

@@ -3,9 +3,9 @@
 `begin` decides which trees a process grows and with what random numbers. With `config.train.async_steps=1` a
 checkpoint of step n holds the trees of step n + 1, which older parameters grew; `restore` makes them again.
 
-With `config.train.carry=K` a rollout ends where all but K of its questions have their trees; these K go on in
-the next step, with the parameters of then, and count where they end. So the first step of a run has K
-questions less than the others. A checkpoint holds what their generators were told, see held.py.
+With `config.train.carry=K` a rollout ends once all but K of its questions have their trees. These K go on in
+the next step, with its parameters, and count for the step they finish in. So the first step of a run has
+K questions less than the others. A checkpoint holds what their generators were told, see held.py.
 """
 
 import dataclasses
@@ -67,11 +67,11 @@ class Growing:
   def groups(self) -> Groups:
     """Waits for the trees of this process, pruned, and grouped by their questions."""
     self.outcome.result()
-    groups = [[episode.tree for episode in asked.episodes] for asked in self.asked if asked.is_done]
+    done = [asked for asked in self.asked if asked.is_done]
+    groups = [[episode.tree for episode in asked.episodes] for asked in done]
     for tree in (tree for group in groups for tree in group):
       tree.prune()
     if self.carry:
-      done = [asked for asked in self.asked if asked.is_done]
       older = sum(len(asked.episodes) for asked in done if asked.step < self.context.step)
       self.context.metrics.update(questions_carried=len(self.carried()), trees_older=older)
     return groups
@@ -84,7 +84,7 @@ class Growing:
   def sampled(self) -> dict[str, Any]:
     """Returns the metrics of this process's sampler."""
     metrics = self.outcome.result()
-    # One step ahead most of these seconds pass while the step before is trained.
+    # With `async_steps`, most of these seconds pass while the step before is trained.
     return metrics | {'seconds_rollout': metrics['seconds'], 'tokens_generated': metrics['tokens_decoded']}
 
   def state(self) -> dict[str, Any]:
@@ -130,9 +130,9 @@ def begin(learner: Learner, method: types.ModuleType, stream: QuestionBatches, s
 
 
 def watch(asked: Sequence[Asked], carry: int) -> tuple[driver.Observer, Callable[[], bool]]:
-  """Returns the observer of a rollout, and what tells that no more questions are left than may be carried.
+  """Returns (observer of a rollout, function that tells whether the unfinished questions may all be carried).
 
-  Of `carry` questions in all each process has its part, so none waits for another.
+  Each process may carry its part of the `carry` questions, so that none waits for another.
   """
   carry = len(range(carry)[transfer.local_part()])
   owner = {episode.tree: one for one in asked for episode in one.episodes}
@@ -180,7 +180,7 @@ def to_json(asked: Asked) -> dict[str, Any]:
 
 def from_json(records: Sequence[dict[str, Any]], config: ConfigDict, agent: Agent,
               questions: QuestionBatches) -> list[Asked]:
-  """Returns what `to_json` described, of all processes: that which this one grows, on any number of them."""
+  """Restores this process's part of what `to_json` described in all processes, now any number of them."""
   restored = []
   for record in sorted(records, key=lambda record: (record['step'], record['place'])):
     step, place, index = (record[name] for name in ('step', 'place', 'index'))

@@ -22,9 +22,9 @@ def services(config: ConfigDict) -> list[str]:
 def judge(learner, trees: Sequence[Tree]) -> dict[str, float | str]:
   """Sets `tree.judged` where a judge is asked for; returns figures over the trees, {} where none is.
 
-  judged: the mean of what it pays. Of answers (`judgements` counts them), judge_failed: how many it did not
-  score, and last_judge_failure: why; judge_gap: how much more it pays than the second judge would, on average
-  over those that both scored.
+  judged: the mean reward. judgements: the number of answers; judge_failed: how many the judge did not
+  score; last_judge_failure: why. judge_gap: its reward minus the second judge's, on average over the answers
+  that both scored.
   """
   names = services(learner.config)
   if not names:

@@ -2,8 +2,8 @@
 
 A critic is on the backbone of the policy, its head among the policy's parameters (CARL), or a decoder of its
 own that starts as a copy. Either has an optimizer and a step of its own. A shared critic's gradient into the
-backbone is not added to the policy's: AdamW divides a gradient by its size, so that no factor in front of it
-would be a rate. It costs a second pair of moments, forward and backward pass, not a second decoder.
+backbone is not added to the policy's: AdamW normalises gradients, so a factor in front of one would not act
+as a learning rate. This costs a second pair of moments, forward and backward pass, not a second decoder.
 """
 
 import dataclasses

@@ -52,7 +52,7 @@ SUMMED = ('tokens_decoded', 'tokens_generated', 'tokens_prefilled', 'tokens_reus
 GIBBERISH = math.log(1e-4)  # of a token's probability: fluent text draws few that are less likely
 History = list[dict[str, Any]]  # of every step so far, see `remember`
 
-# Of a program, or its read from the compilation cache; the second is of that read alone.
+# Event of a compilation, or of the cache read in its place; the second is the event of such a read alone.
 COMPILATION = '/jax/core/compile/backend_compile_duration'
 READ = '/jax/compilation_cache/cache_retrieval_time_sec'
 _events = collections.Counter()  # of this process since this module was imported

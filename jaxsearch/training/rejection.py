@@ -28,7 +28,7 @@ def select(groups: Groups, most: int | None = None) -> Groups:
 
 
 def is_demonstration(tree: Tree) -> bool:
-  """Tells whether a chain has served searches alone, the right answer, and text that stands for its tokens.
+  """Tells whether a chain is right, has no malformed or failed turn, and its text encodes to its tokens.
 
   A branch beside the path, as CARL's raw output, is learned as it was sampled. Raises ValueError where the
   policy wrote alternatives.

@@ -122,12 +122,12 @@ def members(path: str | os.PathLike) -> Iterator[tuple[int, int, list[dict]]]:
           lines.append(unpacker.decompress(data, 1 << 20))
           size += len(lines[-1])
           check_unpacked(path, packed, size)
-        records = [json.loads(line) for line in b''.join(lines).splitlines()] if unpacker.eof else []
+        if not unpacker.eof:
+          return
+        records = [json.loads(line) for line in b''.join(lines).splitlines()]
       except DataError:
         raise
       except (zlib.error, ValueError, RecursionError):
-        return
-      if not unpacker.eof:
         return
       end = file.tell() - len(unpacker.unused_data)
       yield start, end, records

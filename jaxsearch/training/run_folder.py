@@ -55,7 +55,7 @@ FREE_FIELDS = (
   'second_judge.url', 'second_judge.timeout', 'python.workers', 'xla_deterministic', 'monitor',
   'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
-# Of these a restarted job would die again, of other faults of disks and networks perhaps not.
+# A restarted job would fail on these again; other faults of disks and networks may have passed.
 LASTING = tuple(map(os.strerror, (
   errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)))
 
@@ -119,7 +119,7 @@ class RunFolder(contextlib.ExitStack):
     total, last, self._started = self.config.steps, self.last_step, True
     self._about = {'config': to_saved(self.config)}
     if self.config.tokenizer or not registry.is_shipped(self.config.model):
-      # Loading a checkpoint opens no path of its config.
+      # The checkpoint carries its tokenizer: loading one opens no path that its config names.
       self._about['tokenizer'] = setup.load_tokenizer(self.config).to_json()
     if jax.process_index() == 0:
       self._check_record()

@@ -43,12 +43,8 @@ def open_demonstrations(config: ConfigDict, tokenizer) -> tuple[int, Callable[[i
     return len(forest), lambda index: Tree.from_json(forest[index].to_json(), tokenizer, None)
   gold_example, speech = registry.find('demonstrations', source), setup.open_grammar(config, tokenizer)
   questions = setup.load_questions(config, name)
-
-  def gold(index: int) -> Tree:
-    return demonstration(*gold_example(questions[index], tokenizer, config.grow.template, speech),
-                         tokenizer)
-
-  return len(questions), gold
+  return len(questions), lambda index: demonstration(
+    *gold_example(questions[index], tokenizer, config.grow.template, speech), tokenizer)
 
 
 def read_demonstrations(path: str | os.PathLike, tokenizer, length: int = 0) -> list[Tree]:
@@ -99,8 +95,8 @@ def open_imitation(config: ConfigDict, model_config: DecoderConfig, params: dict
                    base: dict | None = None) -> tuple[states.TrainState, Callable]:
   """Returns (state, `learn(state, forest) -> (state, metrics)`), which makes one update on a forest.
 
-  There will be `config.steps`, with its `train` and `optim`. With a `base`, frozen parameters in the compute
-  dtype, `params` are an adapter of it.
+  `config.steps` updates will be made, by `config.train` and `config.optim`. If `base` (frozen parameters in
+  the compute dtype) is given, `params` are an adapter of it.
   """
   settings = ConfigDict(dict(config.train) | {'penalties': ''})  # there are none
   loss = functools.partial(steps.imitation_loss, config=model_config, chunk=settings.chunk)

@@ -140,8 +140,8 @@ def critic_values(params: dict, batch: Batch, *, config: DecoderConfig, shared: 
                   frozen: bool = False) -> jax.Array:
   """Returns a critic's values [R, M] of the states before the trained tokens; anything on padding.
 
-  `params` are {'decoder', 'head'}, or with `shared` the policy's, with their 'value_head'; its embeddings are
-  the policy's alone.
+  `params` are {'decoder', 'head'}, or with `shared` the policy's with their 'value_head'; the embeddings get
+  no gradient here: only the policy trains them.
   """
   if shared:
     params = params | {'embedding': jax.lax.stop_gradient(params['embedding'])}

@@ -48,8 +48,7 @@ def compile_first(learner: Learner) -> None:
 
 
 def assess(learner: Learner, trees: Sequence[Tree]) -> dict[str, float]:
-  """Asks for what a judge says of answers, if one is asked, and returns its figures; writes a critic's
-  values, if there is one."""
+  """Has the judge, if any, score the answers and returns its figures; writes the critic's values, if any."""
   figures = judging.judge(learner, trees)
   if learner.values is not None:
     write_values(learner, trees)
@@ -107,7 +106,7 @@ def score(learner: Learner, parts: Sequence[batches.Packed]) -> list[batches.Pac
   Writes them onto the spans too, where rollouts are kept for viewers.
   """
   config, reference, recomputes = learner.config, learner.reference, learner.recomputes
-  one_update = config.train.epochs == 1 and not config.train.mini_batch  # its own are the old ones
+  one_update = config.train.epochs == 1 and not config.train.mini_batch  # its own logprobs are the old ones
   policy = policy_params(learner) if recomputes and not one_update else None
 
   def scored(part: batches.Packed) -> batches.Packed:
