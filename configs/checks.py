@@ -249,8 +249,8 @@ FIELDS = {
   **{f'carl.gate.{figure}': SHARE for figure in ('by_heart', 'guessed', 'best')},
 }  # fmt: skip
 
-# Fields of a back end, engine or judge, with the choices that do not read them: set on the command line all the same,
-# they are a mistake.
+# {field: (the field that chooses a back end, engine or judge, its choices that do not read the field)}. It is a mistake to
+# set the field on the command line all the same.
 JUDGES = ('judge', 'second_judge')
 UNREAD = {
   'search.index': ('search.backend', ('bm25', 'http', 'web', 'simulated')),
@@ -299,8 +299,8 @@ def together(config, training):
       yield (f'critic.enabled=True: credit.{name}={value!r} sets no returns, which a critic learns; set '
              'critic.enabled=False')
   if config.credit.get('level') == 'token' and train.aggregate == 'step-mean':
-    yield ("credit.level='token' with train.aggregate='step-mean' would read values everywhere from a critic "
-           "that learns starts of segments alone: set 'token-mean'")
+    yield ("credit.level='token' with train.aggregate='step-mean' would read a value at every token from a critic "
+           "that learns values only at the starts of segments: set train.aggregate='token-mean'")
   if config.grow.get('rewards') == 'none':
     yield "grow.rewards='none' rewards nothing: it is for eval.grow"
   if critic.warm_start and not critic.enabled:
@@ -316,7 +316,7 @@ def together(config, training):
            'loss.importance_cap and train.old_logprobs at None')
   if loss.kind == 'gspo' and train.aggregate in ('token-mean', 'seq-mean-token-sum'):
     yield (f"train.aggregate={train.aggregate!r} with loss.kind='gspo' would weigh a sequence by its length; set "
-           "'seq-mean-token-mean', or of trees that branch 'span-mean' or 'step-mean'")
+           "'seq-mean-token-mean', or for trees that branch 'span-mean' or 'step-mean'")
   if loss.kind == 'cispo' and loss.dual_clip is not None:
     yield f"loss.dual_clip={loss.dual_clip} means nothing with loss.kind='cispo', which bounds every weight"
   if train.async_steps and config.sampler.release:

@@ -1,7 +1,7 @@
 """Checks a config before anything is loaded, and names all its mistakes at once.
 
-configs/checks.py says what fields may hold, alone and together, and which name files that have to be there;
-here is how it is read, and what depends on the method: the arguments of its functions.
+configs/checks.py says what fields may hold, alone and together, and which of them name files that must exist.
+This module applies it, and checks what depends on the method: the arguments of its functions.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ def _values(config: ml_collections.ConfigDict, table: Mapping[str, str | tuple[s
 
 
 def _misspelt(config: ml_collections.ConfigDict) -> Iterator[str]:
-  """Yields fields that configs/base.py lacks in its groups, and new names that look like one of its own."""
+  """Yields fields that groups of configs/base.py lack, and new names that look like one of its own."""
   base = dict(fields(load_file(SHIPPED / 'base.py').get_config()))
   leaves, top = {name.split('.')[-1] for name in base}, [name for name in base if '.' not in name]
   for name, value in fields(config):
@@ -214,7 +214,7 @@ def without_secrets(value: Any) -> Any:
 
 
 def to_saved(config: ml_collections.ConfigDict | Mapping[str, Any]) -> dict[str, Any]:
-  """Returns what is written of a config: no secrets, and the texts of prompts in files of the user's."""
+  """Returns a config as it is saved: without secrets, and with the texts of the user's prompt files."""
   from jaxsearch.trees import templates
   saved = without_secrets(config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config)
   for group in (saved.get('grow', {}), saved.get('eval', {}).get('grow', {})):
@@ -228,8 +228,8 @@ ARGUMENTS = ('grow', 'credit', 'sizes', 'eval.grow')  # groups of arguments: the
 def from_saved(values: Mapping[str, Any]) -> ml_collections.ConfigDict:
   """Returns the config that `to_saved` wrote, with the fields of today.
 
-  A field that it lacks has the value of configs/base.py; one that is gone is left out. Groups that base.py
-  does not have, such as `reader`, are as they were. ValueError where a value is of another kind than its
+  A field that it lacks has the value of configs/base.py; one that no longer exists is left out. Groups that
+  base.py does not have, such as `reader`, are kept. Raises ValueError for a value of another kind than its
   field.
   """
   config = load_file(SHIPPED / 'base.py').get_config().unlock()

@@ -1,4 +1,4 @@
-"""Writing files so that a kill or a full disk leaves no half of one, and a link that somebody planted is not
+"""Writes files so that a kill or a full disk leaves no partial file, and a link that somebody planted is not
 followed."""
 
 import contextlib
@@ -15,7 +15,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
   if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
     path.write_bytes(content)
     return
-  path = path.resolve()  # of a link the file behind it
+  path = path.resolve()  # a link: write the file that it points to
   path.parent.mkdir(parents=True, exist_ok=True)
   part = path.with_name(f'{path.name}.part')
   with naming(path):
@@ -29,7 +29,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
 
 
 def no_link(path: str, flags: int) -> int:
-  """Opens a file that jaxsearch itself names, as an `opener`: a link in such a place is an OSError."""
+  """Opens, as an `opener`, a file whose name jaxsearch chose; raises OSError if it is a link."""
   return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
@@ -42,7 +42,7 @@ def appended(path: pathlib.Path, length: int) -> IO[bytes]:
 
 @contextlib.contextmanager
 def naming(path: str | os.PathLike) -> Iterator[None]:
-  """Names the file in an OSError that names none, as that of a full disk."""
+  """Adds the path to an OSError that names no file, such as that of a full disk."""
   try:
     yield
   except OSError as error:

@@ -38,14 +38,14 @@ from jaxsearch.trees import templates
 
 KINDS = {int: 'a whole number is needed', float: 'a number is needed', bool: 'True or False is needed',
          str: 'a text is needed', tuple: 'a tuple such as (1, 2) is needed'}
-# What a policy was trained to see: with a checkpoint these are the run's, whichever config is given.
+# What a policy saw in training: with a checkpoint these come from its run, whichever config is given.
 TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'search.topk',
            'search.words', 'tools', 'python', 'eval.right')
-# Without a config these are the run's too: numbers, and names out of a list.
+# Without a config these come from the run too: numbers, and names out of a list.
 ALONE = ('dtype', 'sampler', 'train.row_length', 'search.engine', 'data.hops', 'data.arithmetic')
-SERVERS = ('sampler.engine', 'sampler.urls', 'sampler.folder')  # but for these
-# Last parts of the names of fields that say what is opened, asked or written. They are never taken: a
-# checkpoint may come from anyone, and would send keys to servers of its choice, and write files where it
+SERVERS = ('sampler.engine', 'sampler.urls', 'sampler.folder')  # of ALONE, yet not taken
+# Last parts of the names of fields that say what to open, query or write. They are never taken from a
+# checkpoint: it may come from anyone, and could send keys to servers of its choice and write files where it
 # says.
 PLACES = ('model', 'tokenizer', 'questions', 'corpus', 'backend', 'index', 'encoder', 'url', 'urls', 'cache',
           'writer', 'writer_model', 'writer_templates', 'kind', 'templates', 'template', 'evidence_template',
@@ -229,10 +229,10 @@ def _field(argument: str) -> str | None:
 
 def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], changed: Collection[str],
                   given: bool) -> dict[str, Any]:
-  """Sets what a config takes from that of a checkpoint, and returns its fields that are `TRAINED`.
+  """Copies into a config what it takes from a checkpoint's; returns the checkpoint's `TRAINED` fields.
 
-  These are always taken, `ALONE` where no config is `given`, `PLACES` never. Says what differed in a given
-  config, and which places the checkpoint names, but for fields that are `changed`.
+  `TRAINED` fields are always copied, `ALONE` only where no config is `given`, `PLACES` never. Says what
+  differed in a given config and which places the checkpoint names, except for fields in `changed`.
   """
   try:
     trained = from_saved(saved)
@@ -241,7 +241,7 @@ def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], c
   places = {name: value for name, value in fields(trained) if _is_place(name, value)}
   prompts = {name: value for name, value in places.items() if name.startswith(('grow.', 'eval.grow.'))}
   with trained.unlocked():
-    for name in prompts:  # in a file: the config's own instead, or that of the method
+    for name in prompts:  # the path of a file: take the config's own, else the method's default
       (ours, leaf), (theirs, _) = _place_of(config, name), _place_of(trained, name)
       del theirs[leaf]
       if leaf in ours:
@@ -264,7 +264,7 @@ def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], c
 
 
 def _is_place(name: str, value: object) -> bool:
-  """Tells whether a checkpoint's field is of `PLACES` and names what we do not ship; of a prompt, a file."""
+  """Tells whether a saved field is in `PLACES` and names something not shipped; for a prompt, a file."""
   leaf = name.split('.')[-1]
   if leaf not in PLACES or not isinstance(value, (str, tuple)) or not value:
     return False

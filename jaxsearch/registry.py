@@ -1,11 +1,11 @@
 """Looks up what the names of shipped things stand for.
 
-Those of the embedded world, such as 'world:rl', 'world-tiny' and kind='world', are listed in registry.toml:
-what is looked up -> name -> 'module:attribute', imported when it is looked up. Nothing else imports
+Names of the embedded world, such as 'world:rl', 'world-tiny' and kind='world', are listed in registry.toml as
+kind of thing -> name -> 'module:attribute', which is imported when it is looked up. Nothing else imports
 `jaxsearch.world`.
 
-Those of policies on real models are folders of `policies`, each an adapter that `jaxsearch export --adapter`
-wrote. They stand on models of `PACKAGES`.
+Names of policies on real models are folders in `policies`, each an adapter that `jaxsearch export --adapter`
+wrote. Their base models are in `PACKAGES`.
 """
 
 import importlib

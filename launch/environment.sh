@@ -13,10 +13,10 @@ if [ -d /usr/local/nvidia/lib64 ]; then  # where GKE puts the driver; a slim ima
 fi
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/.jax_cache}
 
-# glibc gives large buffers back to the system as soon as they are freed; a training step on CPU then spends a third of
-# its time on page faults. These keep them, in one arena, so that what one thread frees another can use: with an arena for every
-# few threads a run of hours slowly grows. Their pages are asked for in 2 MiB, where Linux leaves that to programs: fewer
-# addresses are looked up, which costs most in a virtual machine.
+# glibc returns large buffers to the system as soon as they are freed; page faults then take a third of a training step
+# on CPU. These settings keep them, in one arena that all threads share: with one for every few threads a run of hours
+# slowly grows. Pages of 2 MiB, where Linux leaves that to programs, need fewer address look-ups, which cost most in a
+# virtual machine.
 if [ "${JAX_PLATFORMS:-}" = cpu ]; then
   export MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=100000000000 MALLOC_TOP_PAD_=268435456 MALLOC_ARENA_MAX=1
   export GLIBC_TUNABLES=${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# The training of one host: a process, or PROCESSES. A single machine needs no more; the scripts for clusters end here on every host.
+# Trains on one host, in one process or PROCESSES: all that a single machine needs; clusters run it on every host.
 #
 #   bash launch/run.sh [--dry-run] [arguments of `jaxsearch train`, such as --config.steps=100]
 #
 # The job stands in launch/job.env. Starts the retriever and the rollout server that it names (RETRIEVER, ROLLOUT) beside the job,
-# passes SIGTERM on (the step in hand is finished and saved), and starts a process that died again. The same command resumes the
+# passes SIGTERM on (the current step is finished and saved), and restarts a process that died. The same command resumes the
 # run in OUT.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${JAX_COMPILATION_CACHE_DIR:-}
 source launch/environment.sh
 source launch/job.env
-# All hosts find what one has compiled, and so do they after a restart.
+# All hosts reuse what one has compiled, after a restart too.
 [ "$HOSTS" = 1 ] || export JAX_COMPILATION_CACHE_DIR=${cache:-$(dirname "$OUT")/.jax_cache}
 
 if [ -x .venv/bin/jaxsearch ]; then

@@ -39,7 +39,7 @@ from recipes import wiki_reading as reading
 from recipes.wiki_composing import compose
 
 Search = Callable[[str], list[Document]]
-ABOUT = 0.5  # of the weight of a question's words, what a passage about it has
+ABOUT = 0.5  # a passage is about a question if it has at least this share of the weight of its words
 
 
 @dataclasses.dataclass
@@ -86,7 +86,7 @@ def write_chain(lookup: lookups.Lookup, search: Search, prompt: str, speech: Tag
       chain.add('policy', speech.retell(f'<think> {safe(think)} </think>\n<answer> {answer} </answer>'))
       return chain
     query = missing[0].query
-    if question.score(query):  # whoever knew what to search for would not have to
+    if question.score(query):  # the query is the answer: whoever knows it need not search
       return None
     if not thought:
       thought = [f'There is nothing about {query}. Search for it.']
@@ -124,23 +124,24 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   """Writes passages under exchanged names, questions about them, and chains.
 
   corpus.jsonl      the passages of `config.data.corpus` under exchanged names, then those of `config.squad`
+                    and `config.hotpotqa`
   questions.jsonl   questions about them to train on, and held_out.jsonl those that are held out
-  hard_questions.jsonl, hard_held_out.jsonl  of both a part that chains can be written of, in the proportions
-                    of `config.hard`, of the kinds that there are, for reinforcement learning. Of a kind with
-                    more than chains.jsonl has, others come first
+  hard_questions.jsonl, hard_held_out.jsonl  for reinforcement learning: the part of both that chains can be
+                    written for, in the proportions of `config.hard` among the kinds that there are.
+                    Within a kind, questions that chains.jsonl does not use come first
   own_held_out.jsonl  the questions of `config.data.questions` that are held out; chains are made of the
                       others alone
-  chains.jsonl      the chains, each kind in its turn with one, or with as many as `config.chains` says; the
-                    attributes of a kind take turns too
+  chains.jsonl      the chains: the kinds take turns, each with one chain or as many as `config.chains` says,
+                    and within a kind so do the attributes
 
   Args:
     config: whose model, template, search and lengths the chains are written for.
     out: the folder of the files.
     number: of chains, at most.
   Returns:
-    `figures` of the chains; `questions`, `held_out`, `own`, `hard_questions` and `hard_held_out`, how many
-    questions there are of which; for every kind `tried_KIND`, the questions that a chain was looked for, and
-    `chains_KIND`, those that gave one.
+    `figures` of the chains; `questions`, `held_out`, `own`, `hard_questions` and `hard_held_out`: the number
+    of questions of each; for every kind `tried_KIND`, the number of questions that a chain was tried for, and
+    `chains_KIND`, of those that gave one.
   Raises DataError where there is not one chain.
   """
   out, settings = pathlib.Path(out), config.search

@@ -1,5 +1,5 @@
-"""Makes one question of two, by rules: a name in the second becomes a description, from the first, whose answer
-it is. MuSiQue was made so from questions that people had asked (Trivedi et al. 2022, section 3).
+"""Makes one question of two, by rules: a name in the second that is the answer of the first is replaced by a
+description made from the first. MuSiQue was made so from people's questions (Trivedi et al. 2022, section 3).
 """
 
 import dataclasses
@@ -11,15 +11,15 @@ from jaxsearch.rewards.match import normalize_answer
 from recipes.wiki_lookups import WORD, Lookup
 
 NAME = rf'{WORD}(?: (?:(?:of|the|de|van|von|and) )*{WORD}){{0,4}}'
-# A question for the subject of a sentence: the rest may follow 'the person who' or, of a kind, 'that'. It does
-# not end like 'Who was he married to?'.
+# A question for the subject of a sentence: its rest can follow 'the person who' or 'the KIND that'. It does
+# not end in a preposition, as 'Who was he married to?' does.
 PASSIVE = r'(?:is|was|are|were|has been) (?:[a-z]+ly )?[a-z]+(?:ed|en|nown|ought|orn)'
 ACTIVE = r'[a-z]+ed|[a-z]*(?:began|became|built|gave|held|led|lost|made|ran|sang|took|won|wrote)'
 OPEN = ''.join(rf'(?<! {word})' for word in ('about', 'at', 'by', 'for', 'from', 'in', 'of', 'on', 'to', 'with'))
 SUBJECT = re.compile(
   r'(?:Who|(?:Which|What) (?P<kind>(?!are|did|do|does|had|has|is|other|was|were)[a-z-]+)) '
   rf'(?P<says>(?:{PASSIVE}|{ACTIVE}|(?<=Who )(?:is|was) (?:the|an?)) [^?]+){OPEN}\?')
-# Words around a name that belongs to no longer one: a subject after 'did', or anything after a preposition.
+# Words around a name that is not part of a longer one: a subject after 'did', or any after a preposition.
 BEFORE = ('about|after|against|and|around|at|before|between|by|during|for|from|has|in|inside|into|is|near|of|on|'
           'over|than|through|to|under|was|were|when|with|within|would')
 AFTER = ('an?|and|are|as|at|before|born|by|during|for|from|had|has|have|in|is|located|on|or|that|the|to|was|were|'

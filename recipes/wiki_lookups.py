@@ -5,10 +5,10 @@ these facts: about one passage, over a bridge to the passage of a person whom it
 comparison of two, or of the directors of two. Every question has the steps that lead to its answer, so that
 chains of searches can be written from it (wiki_chains.py).
 
-Passages that were collected for a benchmark are those that its questions are about. `exchange` gives the
-films, songs and people in them each other's names, everywhere at once, and puts someone who has a passage in
-the place of a director, performer or parent who has none: what is then asked is asked by no benchmark, and is
-not true, so that a policy learns to read the answer and not to remember it.
+Passages collected for a benchmark are those that its questions are about. So `exchange` swaps the names of
+the films, songs and people in them, everywhere at once, and replaces a director, performer or parent who has
+no passage by someone who has one. No benchmark asks what is then asked, and the answers are not true, so
+that a policy learns to read an answer instead of remembering it.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ BORN = re.compile(rf'^.{{2,80}}?\(\s*(?:[^()]{{0,60}}?\bborn (?:[^()0-9]{{0,40}}
 PLACE = re.compile(r"\bborn(?: on [^.]{5,20},?| \d{4},?)? in "
                    r"(?P<place>[A-Z][\w’'-]+(?: [A-Z][\w’'-]+){0,2})(?=[,.; ])")
 NAMES = rf'{WORD}(?: (?:(?:of|the|de|van|von) )*{WORD}){{0,4}}'
-# What may follow, so that it is a whole name, not the beginning of 'English professor' nor one of several.
+# What may follow a complete name, which is neither the start of 'English professor' nor one of several.
 ENDS = (r'(?<!\bSt)(?=[.,;]|$| and (?![A-Z])|'
         r' (?:as|at|between|for|from|in|on|since|that|to|until|when|where|which|who|with)\b)')
 ALONE = NAME + r'(?!, (?:and )?[A-Z])'  # no list of names
@@ -61,7 +61,7 @@ SAID = {
 NATIONALITY = re.compile(r'\b(?:is|was) an? (?P<adjective>[A-Z][a-z]+) [a-z]')
 DESCRIBED = re.compile(r'^[^.]{0,140}?\b(?P<verb>is|was) (?:an?|the) '
                        r'(?P<description>[^()"]{35,150}?)\.(?: |$)')
-COMMON = 12  # people in the corpus that an adjective is said of, for it to be taken for a nationality
+COMMON = 12  # an adjective said of at least this many people in the corpus counts as a nationality
 # Kind -> the facts that name a person, to whose passage a bridge leads.
 BRIDGES = {'film': ('director', 'composer'), 'song': ('performer', 'composer'),
            'person': ('parent', 'spouse')}
@@ -114,8 +114,8 @@ def plain(title: str) -> str:
 
 
 def entities(documents: Sequence[Document], words: int) -> list[Entity]:
-  """Films, songs and people by what the first `words` words of their passages say; no name twice, none of a
-  single word."""
+  """Finds films, songs and people by the first `words` words of their passages; names that occur twice or
+  have a single word are left out."""
   found, adjectives = {}, Counter()
   for document in documents:
     name, text = plain(document.title), first_words(document.text, words)
@@ -164,8 +164,8 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
   """The passages with the names of films exchanged among films, those of songs among songs, of people among
   people, in titles and texts.
 
-  In a person's own passage the longer form at its beginning and the last name alone are replaced too. Who is
-  named by a fact of BRIDGES and has no passage then becomes, in that passage, somebody who has one.
+  In a person's own passage the longer form at its beginning and the last name alone are replaced too. Then a
+  person whom a fact of BRIDGES names and who has no passage is replaced in that passage by one who has.
   """
   rng, new, found = random.Random(seed), {}, entities(documents, words)
   groups = defaultdict(list)
@@ -206,8 +206,8 @@ def exchange(documents: Sequence[Document], seed: int, words: int) -> list[Docum
 
 
 def _bridged(documents: Sequence[Document], rng: random.Random, words: int) -> list[Document]:
-  """Puts people who have passages in the place of those whom `BRIDGES` names and who have none, so that there
-  are bridges: those of a held-out name lead to held-out ones."""
+  """Replaces each person whom a fact of `BRIDGES` names and who has no passage by one who has, so that there
+  are bridges: held-out entities get held-out people, the others the rest."""
   found = entities(documents, words)
   people = {held: [one.name for one in found if one.kind == 'person' and one.held_out == held]
             for held in (False, True)}
@@ -372,7 +372,7 @@ RELATED: dict[tuple[str, str], Sequence[str]] = {
                           'the singer of {name}'),
   ('song', 'composer'): ('the composer of song {name}', 'the person who wrote the song {name}'),
 } | {('person', kin): (f"{{name}}'s {kin}", f'the {kin} of {{name}}') for kin in RELATIVES}
-# A relation and what is asked of the person -> what both are in one word.
+# (relation, what is asked of that relative) -> the one word for both.
 INFERRED = {
   ('father', 'father'): 'paternal grandfather', ('father', 'mother'): 'paternal grandmother',
   ('mother', 'father'): 'maternal grandfather', ('mother', 'mother'): 'maternal grandmother',
@@ -430,7 +430,7 @@ ASKED: dict[tuple[str, str], tuple[Sequence[str], str]] = {
 ASKED |= {('person', kin): ((f'Who is the {kin} of {{name}}?', f"Who is {{name}}'s {kin}?"),
                             f'The {kin} of {{name}} is {{value}}.') for kin in RELATIVES}
 Compare = Callable[[Sequence[str], Sequence[str], Sequence[str]], tuple[str, str] | None]
-# {} are two films where it is their directors.
+# With 'director', {} are the two films whose directors are compared.
 COMPARED: Sequence[tuple[str, str, Sequence[str], Compare]] = (
   ('film', 'year', ('Which film came out first, {} or {}?', 'Which film was released earlier, {} or {}?'),
    _earlier),

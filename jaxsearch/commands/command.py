@@ -20,7 +20,7 @@ COMMANDS: dict[str, Parser] = {}
 
 def command(default_config: str, *flags: tuple[str, dict], examples: Sequence[str],
             takes_words: bool = False) -> Callable:
-  """Makes a function `run(config, flags)` the command of its name; `flags.words` are what is no flag.
+  """Registers `run(config, flags)` as the command of its name; `flags.words` are the words that are no flags.
 
   `examples` are shown below its `--help`, as they follow 'jaxsearch COMMAND'.
   """
@@ -72,13 +72,13 @@ def saved_config(flags) -> dict | None:
 
 
 def replaced_fields(flags) -> list[str]:
-  """Returns the fields of the config that flags of a command replace, and those that it does not read."""
+  """Returns the config fields that given flags replace, and those that the command does not read."""
   places = {'corpus': ['data.corpus'], 'questions': ['data.questions', 'eval.questions']}
   return [field for name, replaced in places.items() if getattr(flags, name, True) for field in replaced]
 
 
 def sampling_of(flags, temperature: float = 0.0):
-  """Returns how answers are sampled: at --temperature, or at this one."""
+  """Returns how answers are sampled: at --temperature if given, else at `temperature`."""
   from jaxsearch.sampler.requests import Sampling
   given = getattr(flags, 'temperature', None)
   return Sampling(temperature if given is None else given)
@@ -118,7 +118,7 @@ def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
 
 
 def searched_corpus(config, flags) -> str:
-  """Returns the passages that are searched; '' if they are none of ours."""
+  """Returns the name of the corpus that is searched; '' if the back end searches elsewhere."""
   reads = tools.find_backend(config.search.backend).corpus(config.search)
   return (flags.corpus or config.data.corpus) if reads else ''
 

@@ -33,9 +33,9 @@ from jaxsearch.flags import UsageError, address, place, steps
 @command(
   'quickstart', CHECKPOINT, QUESTIONS, CORPUS, GREEDY, LIMIT,
   flag('--out', 'JSON file to write; none if not given', place()),
-  flag('--tiers', 'file of `jaxsearch tiers`: also figures of each tier and of a critic; none if not given'),
+  flag('--tiers', 'file of `jaxsearch tiers`: adds figures of each tier and of a critic; none if not given'),
   flag('--plots', 'folder for plots, with --tiers or --as-tool; none if not given', place(folder=True)),
-  flag('--as-tool', 'score config.reader alone, with one search, with evidence that the policy finds', bool),
+  flag('--as-tool', 'score config.reader 3 ways: alone, with one search, with evidence of the policy', bool),
   flag('--reader-url', 'a chat server, key in OPENAI_API_KEY; config.reader if not given', address),
   flag('--reader-model', 'name of the model at --reader-url; config.reader.model if not given'),
   examples=('--checkpoint runs/quickstart --limit 100 --out scores.json',
@@ -131,7 +131,7 @@ def _finish(flags, result: dict, shown: dict) -> None:
   print_figures(shown)
 
 
-# Fields that decide what an evaluation finds, and those among them that flags take the place of.
+# ANSWERING: fields that affect the result of an evaluation. REPLACED: fields that flags take the place of.
 ANSWERING = ('method', 'tokenizer', 'dtype', 'seed', 'grow', 'eval.grow', 'eval.questions', 'eval.right',
              'data', 'search', 'tools', 'mcp', 'python', 'sampler', 'reader', 'classifier', 'model',
              'optim.master_weights')
@@ -148,7 +148,7 @@ def _ignored(flags, source: str, judged: bool) -> list[str]:
   if not any(part.startswith('world:') for part in source.split('+')):
     useless |= {'data.hops', 'data.arithmetic'}
   answering = tuple(f'{name}.' for name in (*ANSWERING, *['judge'] * judged))
-  # Other fields may take their values from one that only this config has.
+  # A field that only this config has may set the values of others, so it is not reported.
   shared = load_file(SHIPPED / 'base.py').get_config()
   return [f'--config.{field} has no effect on an evaluation' for field in sorted(flags.changed)
           if field.split('.')[0] in shared and (field in useless or not f'{field}.'.startswith(answering))]

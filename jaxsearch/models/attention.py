@@ -21,12 +21,12 @@ MAX_BLOCKS = 16   # blocks are unrolled, so longer rows get longer blocks
 
 
 def matmul(x, w):
-  """Multiplies x [..., n] by a matrix whose leading axes have n entries -> [..., m], its others as one."""
+  """Multiplies x [..., n] by w -> [..., m]; w's leading axes hold n entries, its other axes merge into m."""
   return _times(x, w.reshape(x.shape[-1], -1), _product_dtype(x))  # two axes: else `o` is often transposed
 
 
 def adapted_matmul(x, w, a, b):
-  """Multiplies as `matmul` by w, which has a b in it; gradients go to x, `a` [n,r] and `b` [r,m] alone."""
+  """Multiplies as `matmul` by w, which includes a @ b; only x, `a` [n,r] and `b` [r,m] get gradients."""
   n, r = x.shape[-1], b.shape[0]
   return _times_adapted(x, w.reshape(n, -1), a.reshape(n, r), b.reshape(r, -1), _product_dtype(x))
 
@@ -149,7 +149,7 @@ _attend_in_row.defvjp(_attend_and_keep, _attend_back)
 
 
 def attend_to_front(q, k, v, front, starts):
-  """Appends n tokens to each sequence and attends from them to it up to themselves.
+  """Appends n tokens to each sequence; each of them attends to its sequence up to and including itself.
 
   Args:
     q: [S,n,H,h]; k, v: [S,n,K,h].
@@ -171,9 +171,9 @@ def attend_to_front(q, k, v, front, starts):
 
 
 def attend_to_pages(q, k, v, pool, starts, table):
-  """Attends as `attend_to_front` to sequences in pages: table [S,P] are those of each.
+  """Attends as `attend_to_front`, to sequences that lie in pages; table [S,P] lists the pages of each.
 
-  Two may go on in one sequence: each sees what the others wrote. `pool` is as `append` takes it.
+  Two of the S may continue one sequence: each sees what the others wrote. `pool` is as `append` takes it.
   """
   pool = append(pool, k, v, starts, table)
   return _attend(q, *read_pages(pool, table, q.shape[-1]), starts), pool
@@ -194,8 +194,8 @@ def _attend(q, keys, values, starts):
 def append(pool, k, v, starts, table):
   """Writes k, v [S,n,K,h] behind `starts` [S] tokens of sequences in the pages of table [S,P].
 
-  `pool` is (keys, values), each [K,N,page,h], or wider than h, with zeros. What has no page in the table goes
-  to page 0, in which nothing is kept.
+  `pool` is (keys, values), each [K,N,page,h], or zero-padded to more than h. Tokens without a page in the
+  table go to page 0, in which nothing is kept.
   """
   page, width = pool[0].shape[2:]
   places = entries(starts, k.shape[1], table, page)

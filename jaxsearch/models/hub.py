@@ -55,7 +55,7 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
 
 
 def _are_tied(tensors: Tensors) -> bool:
-  """Tells whether a head that a tied checkpoint has besides is its embedding."""
+  """Tells whether the `lm_head` of a tied checkpoint, if it has one, equals its embedding."""
   head, embedding = (TENSORS[name].name for name in ('unembedding', 'embedding'))
   if head not in tensors.shapes:
     return True

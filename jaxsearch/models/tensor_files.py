@@ -40,7 +40,7 @@ class InFile(NamedTuple):
   inputs: int | None = None  # how many axes; 0: outputs alone; None: the axes of the file are ours
 
   def axes(self, values: Sequence) -> list[Sequence]:
-    """Cuts what there is for each of our axes (without the layers') into what is one axis in the file."""
+    """Groups `values`, one per axis of ours (without the layers'), by the axis of the file that they form."""
     if self.inputs is None:
       return [values[i:i + 1] for i in range(len(values))]
     return [part for part in (values[self.inputs:], values[:self.inputs]) if part]

@@ -1,11 +1,11 @@
 """Log-probabilities of tokens under a softmax over the vocabulary, in chunks of positions, forward and
 backward.
 
-On a mesh (`parallel.mesh.ambient`) the table of the vocabulary is split over neighbours along `fsdp`, and
-along `tensor`. They exchange hidden states, maxima and sums in place of the table: each computes its part of
-the logits of all of their positions. A group is as large as makes the least traffic: of one device (large
-micro-batches: each gathers the table) up to all of `fsdp`. The gradient of the table is added up in float32
-over all chunks, where it is, and exchanged once.
+On a mesh (`parallel.mesh.ambient`) the vocabulary table is split over a group of neighbours along `fsdp`,
+and along `tensor`. The group exchanges hidden states, maxima and sums, not the table: each device computes
+its part of the logits for all positions of the group. The size of a group minimises traffic: from one
+device (large micro-batches: each gathers the table) up to all of `fsdp`. The table's gradient is added up in
+float32 over all chunks where its part is held, and exchanged once.
 
 Letters: R rows, M positions of a row, D width, V vocabulary; on one device n positions, in chunks of c, g
 devices in a group, N = g * c positions of a group's chunk, v entries of the vocabulary.

@@ -58,10 +58,10 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
 
 
 def _compile_and_write(compile_program, backend, computation, devices, options, callbacks, name, key):
-  """Writes what no other process has to the compilation cache; JAX leaves writing to process 0.
+  """Writes programs that only this process compiles to the compilation cache; JAX lets just process 0 write.
 
-  A key names the devices, except on GPUs; on CPUs also the process. Without this, others than process 0 would
-  compile the sampler again whenever the job starts.
+  Keys include the devices, except on GPUs, and on CPUs the process too. Without this, processes other than 0
+  would compile the sampler again whenever the job starts.
   """
   start = time.monotonic()
   executable = compile_program(backend, computation, devices, options, callbacks, name, key)
@@ -117,9 +117,9 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, accelerator: bool 
 def arranged(devices: Sequence[jax.Device], data: int, fsdp: int, tensor: int) -> np.ndarray:
   """Returns the devices [data, fsdp, tensor] so that those that talk most are nearest to each other.
 
-  GPUs go by host: XLA numbers their hosts as slices, but `fsdp` may go across them. Between slices of TPUs
-  only `data` is split; within one JAX follows the links, unless hosts would share parts of a batch: then they
-  go by host too. Raises ValueError where `data` is not as many.
+  GPUs are ordered by host: XLA numbers their hosts as slices, but `fsdp` may span hosts. Slices of TPUs are
+  split by `data` only; within a slice JAX follows the links, unless hosts would share parts of a batch: then
+  TPUs are ordered by host too. Raises ValueError where `data` is not a multiple of the slices.
   """
   if devices[0].platform != 'tpu':
     return by_host(devices).reshape(data, fsdp, tensor)

@@ -67,9 +67,9 @@ _issuing = threading.RLock()
 def issuing() -> contextlib.AbstractContextManager:
   """Returns the lock that is held while a program is handed to several devices.
 
-  Two threads do so where rollouts are one step ahead. All devices must get the programs in the same order, or
-  a collective of one waits on one device for that of the other, which waits on another device, for ever. A
-  rollout's programs run within one process, so nothing can wait across processes.
+  Two threads do so where rollouts are one step ahead. All devices must get the programs in the same order,
+  or two collectives wait for ever, each on a device that the other occupies. A rollout's programs run within
+  one process, so nothing can wait across processes.
   """
   return _issuing if jax.local_device_count() > 1 else contextlib.nullcontext()
 

@@ -1,7 +1,7 @@
-"""Counts what a device computes and moves through its memory, in the traced program of its share of a run.
+"""Counts the FLOPs and memory traffic of one device, in the traced program of its share of a run.
 
-There it is the same for every target; compilers count a loop once, and nothing inside of kernels. Products of
-matrices, reductions, slices and kernels count. All else is taken to be fused into them.
+Traced programs give the same numbers for every target; compilers count a loop once and miss what kernels do.
+Matrix products, reductions, slices and kernels count. All else is taken to be fused into them.
 """
 
 import dataclasses
@@ -47,10 +47,10 @@ def of_program(program: programs.Program, alone: programs.Program, split: int,
 
 
 def count(jaxpr) -> tuple[np.ndarray, np.ndarray]:
-  """Counts what happens outside, and in one turn, of the loops whose length is data.
+  """Counts what runs outside the loops whose length is data, and what runs in one turn of them.
 
   Returns:
-    two times [3]: FLOPs, bytes, and of these those of the kernel that decodes, as if every slot were full.
+    two arrays [3]: FLOPs, bytes, and the bytes among them of the decoding kernel, as if all slots were full.
   """
   once, each = np.zeros(3), np.zeros(3)
   for equation in jaxpr.eqns:

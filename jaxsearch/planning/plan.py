@@ -184,8 +184,8 @@ def search(config: ml_collections.ConfigDict, target: targets.Target,
            say: Callable[[str], None] = print) -> dict:
   """Finds the largest `sampler.slots` and `train.micro_rows` that fit, each with the other as it is.
 
-  By bisection up to the chains of a host, or 4096, and up to 1024: compiles programs up to ten times, and
-  once what else runs beside the cache.
+  Bisects: slots up to the chains of a host, at most 4096; rows up to 1024. Compiles programs up to ten times,
+  and once the others that run beside the cache.
   """
   devices, limit = target.devices(), POOL * target.device.memory
   config = adjusted(config, devices)

@@ -37,7 +37,7 @@ class Program:
   function: Callable
   args: tuple
   static: dict = dataclasses.field(default_factory=dict)
-  steps: int = 0  # of decoding in a call, where their number is no data
+  steps: int = 0  # decode steps in a call, where their number is fixed and not data
   gradients: int = 0  # bytes on a device, of the sums over micro-batches
 
   def trace(self) -> jax.stages.Traced:
@@ -115,7 +115,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   programs |= {name: Program(*program) for name, program in sampler.items()}
   if sampler['decode'][2]['kernel']:
     programs['decode'] = dataclasses.replace(programs['decode'], steps=engine.segment_steps)
-  # The sampler's old weights are gone then. A cast copy of all is laid out anew, by way of one copy a host.
+  # Old weights are freed by then. A cast copy of all is laid out anew, through one copy per host if several.
   copies = on_device(policy) * (1 + hosts if hosts > 1 else 1)
   return Run(mesh, parameters, moments, on_device(weights), on_device(cache), copies,
              learners.releases(config, devices[0].platform), programs, hosts, engine,

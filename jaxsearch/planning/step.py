@@ -19,8 +19,8 @@ CALIBRATION = {
   'products': 0.6,      # of the peak: an update of Qwen2.5-1.5B, recomputation counted; a prefill had 0.77
   'memory': 0.76,       # of the bandwidth: decoding with Qwen2.5-3B, to 1 % at three lengths with the floor
   'collective': 10e-6,  # seconds at least; assumed
-  # Of a layer that decodes a token on GPUs, without collectives: counted in what is compiled for H100, split
-  # heads or not (tests/sampler/test_kernels.py). The 25 to 30 outside layers are not counted.
+  # Kernels of a layer per decoded token on GPUs, without collectives: counted in programs compiled for H100,
+  # heads split or not (tests/sampler/test_kernels.py). The 25 to 30 kernels outside layers are not counted.
   'kernels': 16,
   'kernel': 3.7e-6,     # seconds at least; those of that decode
   'span': 0.98e-3,      # seconds of that host, one policy span after the other, calls of prefills included
@@ -102,7 +102,7 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
     slots: paths that a host decodes at a time, full until the last are left.
     segment: tokens of a decode segment.
     prefill: tokens that a host prefills in a call.
-    whole: chains that find no slot wait until those of a whole round are done, as equal ones do.
+    whole: chains without a slot wait until the whole round is done, as chains of equal length would.
   """
   rounds = work.trees * work.branches / (hosts * slots)
   steps = max(1, math.ceil(rounds) if whole else rounds) * (work.turns + 1) * work.tokens

@@ -90,7 +90,7 @@ def _kinds(schema: Any) -> set[str]:
 
 
 def _value(text: str, schema: Any) -> Any:
-  """Reads a value: JSON where the schema has no text, or where it has a list or object and that begins."""
+  """Reads JSON if the schema has no string, or has an array or object too and `text` begins with [ or {."""
   kinds = _kinds(schema)
   if 'string' in kinds and not (text[:1] in ('[', '{') and kinds & {'array', 'object'}):
     return text

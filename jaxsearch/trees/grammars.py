@@ -47,7 +47,7 @@ class Tagged:
   strict: bool = False
   kinds = ()  # of malformed calls, for counting
   lead = ' '  # before the first word of a reply to `aside`
-  opened = ''  # what of a span stands in front of it
+  opened = ''  # the beginning of a span that the frame before it has already written
   opening = ''  # the frame that opens a turn of the policy
 
   @property
@@ -81,7 +81,7 @@ class Tagged:
     return Reading(' '.join(thoughts), [Called('search', {'query': query})] if query else calls, answer)
 
   def observe(self, node: Any, results: Sequence[tuple[Called | Malformed, str]]) -> str:
-    """Writes what follows a policy span, of a demonstration None: its calls with what each gave, inert."""
+    """Writes what follows a policy span (None in a demonstration): its calls with what each gave, inert."""
     return ''.join(call.message if isinstance(call, Malformed) else grammar.observation(text, self.tags)
                    for call, text in results)
 

@@ -33,8 +33,8 @@ from jaxsearch.trees.tree import Node, Tree
 # Of a trained span, each one number or one per token.
 CREDIT = ('advantages', 'sampler_logprobs', 'values', 'returns')
 AGGREGATIONS = ('token-mean', 'span-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean')
-# Paths in the order of their tokens, so that each has as much as it can in common with the one before: (how
-# many tokens, its tokens, its spans).
+# Paths sorted by tokens, so that neighbours share the longest prefixes. Each: (how many tokens it shares
+# with the path before, its tokens, its spans).
 Trie = list[tuple[int, np.ndarray, list[Node]]]
 
 
@@ -80,8 +80,8 @@ def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'tok
     penalties: that of KL and entropy; '' is `how`.
     share_trained: False merges only what is not trained, for a loss that is not linear or quadratic in the
       credit.
-    chains: lays out each path by itself: then all of its tokens have one `visible_until`, and no others of
-      the row. What branches share is there again, with a loss in one of them.
+    chains: lays out each path by itself: all of its tokens have the same `visible_until`, no other token of
+      the row has it. Tokens that branches share are laid out again, with a loss in one copy only.
     totals: `count_trained` of the whole batch, where `forest` is a part of it.
   Returns:
     `TrainingRows` of [B, T]; one row of padding where there is nothing to lay out.
@@ -188,8 +188,8 @@ def loss_weights(trees: Sequence[Tree], how: str,
 
 
 def sequences_of(tree: Tree) -> list[list[Node]]:
-  """Returns the trained spans of each sequence: a tree whose trained spans lie on one path is one, of another
-  each span is one."""
+  """Returns the trained spans of each sequence: those of a tree are one sequence if they lie on one path,
+  otherwise each span is a sequence."""
   trained = [node for node in tree.walk() if node.trained and node.tokens]
   path = set(trained[-1].path()) if trained else ()
   return [trained] if path and path.issuperset(trained) else [[node] for node in trained]

@@ -1,10 +1,10 @@
 """Tool calls as models were trained on them, in the turns of their chat templates; families.py reads them.
 
-The prompt goes through the tokenizer's chat template. What follows it is never rendered: spans stay as they
-were sampled, and between them stand frames, which are cut out of a conversation of markers that the template
-rendered once. A turn ends with its end token, which the policy samples; the frame has it where a span was cut
-off. So a rollout has the ids of the rendered conversation, except where a template rewrites what the model
-wrote: Qwen3 drops earlier thoughts, all write a call's JSON anew. Thoughts are read as such, never as calls.
+The prompt goes through the tokenizer's chat template; what follows is never rendered. Spans stay as they
+were sampled. Between them are frames, cut out of a conversation of markers that the template rendered once.
+The policy samples the end token of a turn; where a span was cut off, the frame supplies it. So a rollout has
+the ids of the rendered conversation, except where a template rewrites what the model wrote: Qwen3 drops
+earlier thoughts, and all write a call's JSON anew. Thoughts are read as thoughts, never as calls.
 """
 
 import functools

@@ -1,9 +1,9 @@
 """Baselines that only prompt, one file each: a `grow` for any model, without `credit`.
 
 Every call of the policy is a branch below the root: a prompt, the documents that it shows, what the policy
-said so far (a CONTEXT span), and what it says now. The sampler prefills what two prompts begin with in common
-only once. This file holds what they share: prompts, searches, sentences, answers. docs/prompted.md lists the
-settings of the papers; those of all:
+said so far (a CONTEXT span), and what it says now. The sampler prefills the common prefix of two prompts
+only once. This file holds what the methods share: prompts, searches, sentences, answers. docs/prompted.md
+lists the settings of the papers. All methods have these:
 
   prompts      '' for ours, which suit instruct models; 'world' for the shipped policies; or a folder, see
                trees/templates.py
@@ -21,7 +21,7 @@ from jaxsearch.sampler.requests import Generate, Growth, Search, ToolFailure, sh
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
-# Where a policy that writes tags stops; a search is served only by methods with turns.
+# A policy that writes tags stops at these; only methods with turns serve the search.
 ENDS = ('</answer>', '</search>')
 SENTENCE_ENDS = ('. ', '.\n', '? ', '?\n', '! ', '!\n', *ENDS)
 _SENTENCE = re.compile(r'(?<!\b[A-Z])[.?!](?=\s)|(?<=\S)\n|</answer>|</search>')  # not behind J. of J. Doe

@@ -23,8 +23,8 @@ def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thou
   """Grows what the chosen method grows; tree.metrics has `route_direct`, `route_rag` and `route_ircot`.
 
   Args:
-    classifier: 'policy', or 'model': the service `classifier`. If neither can be read, the route is RAG
-      (`unclassified`).
+    classifier: 'policy', or 'model' for the service `classifier`. If its choice cannot be read, the route is
+      RAG (counted in `unclassified`).
     max_thoughts, max_documents, reader, document_tokens: of IRCoT.
   """
   if classifier == 'model':

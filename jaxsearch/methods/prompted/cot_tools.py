@@ -21,8 +21,8 @@ def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int
 
   Args:
     always: False lets the model answer without a program.
-    max_turns: programs, and refusals; one more span follows.
-    forget: drops raw output for a context, as methods/carl.py does; the shipped policies know no other way.
+    max_turns: programs and refusals, counted together; one more span follows.
+    forget: replaces raw output by a context, as methods/carl.py does; the shipped policies know only this.
   """
   tree.metrics['refused'] = 0
   node = write(tree, 'tools_forced' if always else 'tools', prompts, chat)

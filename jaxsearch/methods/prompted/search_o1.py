@@ -24,8 +24,8 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
     max_searches: of a chain.
     max_turns: spans of the chain.
     extract: False shows the documents as they are.
-    extract_tokens: of what is written about documents.
-    reasoning_tokens: length of the chain's end that this call is shown.
+    extract_tokens: of what the call that reasons in documents writes.
+    reasoning_tokens: how many of the chain's last tokens that call sees.
   """
   tree.metrics['refused'] = 0
   node, asked = write(tree, 'search_o1', prompts, chat, limit=max_searches), set()

@@ -1,10 +1,10 @@
 """Attention over rows of plain chains, by the kernels that come with JAX: splash attention on TPUs, which
 MaxText and others train with, and Pallas's flash attention through Triton on GPUs.
 
-Rows are those of `lay_out(chains=True)`: no prefix is shared, so `visible_until` is a number of the chain
-that a token is of, which both kernels take as its segment. They visit what causality leaves of a row, other
-chains too; tree_attention.py skips those. cuDNN has no place here: its segments are private to JAX, and
-whether they compile shows on a GPU alone. Letters as in tree_attention.py.
+Rows are those of `lay_out(chains=True)`: no prefix is shared, so `visible_until` identifies a token's chain,
+and both kernels take it as the segment id. They visit all causal blocks of a row, those of other chains too;
+tree_attention.py skips those. cuDNN is not used: its segments are private to JAX, and only a GPU can show
+whether they compile. Letters as in tree_attention.py.
 """
 
 import functools

@@ -20,7 +20,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxsearch.models.attention import append, entries
 
 NAMES = 'paged_attention', 'ragged_paged_attention', 'gqa'  # of kernels in a traced program
-MULTIPLE = 16  # pages in the table of a sequence; of a block of keys on TPUs, of what is split off on GPUs
+MULTIPLE = 16  # pages in a block of keys on TPUs, in a split of the keys on GPUs; tables are multiples of it
 QUERIES = 32  # tokens of a block of queries in a prefill on TPUs, as in most of the kernel's tuned sizes
 KERNELS = {'tpu': 'tpu', 'gpu': 'gpu'}  # by platform
 # Of the kernel that decodes on GPUs, beside parts of MULTIPLE pages: on an H100 the fastest, or nearly, for
@@ -61,7 +61,7 @@ def _padded(x, shape):
 
 
 def attend(q, k, v, pool, starts, table, *, platform: str, mesh: Mesh | None = None, interpret: bool = False):
-  """Appends n tokens to each sequence and attends from them to it up to themselves.
+  """Appends n tokens to each sequence; each of them attends to its sequence up to and including itself.
 
   Args:
     q: [S,n,H,h]; k, v: [S,n,K,h].
@@ -71,8 +71,8 @@ def attend(q, k, v, pool, starts, table, *, platform: str, mesh: Mesh | None = N
       what is in it, or to different entries of it.
     platform: 'tpu' | 'gpu'.
     mesh: of the program, if it runs on several devices; its axis `tensor` splits the key/value heads, and
-      with them the query heads. No compiler splits a kernel: what the program is not split over by hand yet
-      is split here.
+      with them the query heads. The compiler does not split kernels, so this function splits the call, over
+      the axes that are not manual yet.
   Returns:
     ([S,n,H,h] in the dtype of q, the pool with k, v).
   """

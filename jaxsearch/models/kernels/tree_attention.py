@@ -48,8 +48,8 @@ class Sizes:
 class Visits:
   """The visited blocks of rows that are padded to whole blocks.
 
-  A pair is 2^16 times the number of a block of queries (keys), which the list is sorted by, plus that of a
-  block of keys (queries). Behind the last pair of a row it is repeated.
+  A pair packs two block numbers into one integer, high << 16 | low: (query, key) in `by_query`,
+  (key, query) in `by_key`; the list is sorted by `high`. Past a row's last pair the list repeats it.
   """
   visible_until: jax.Array                # [B, padded T] int32
   by_query: tuple[jax.Array, jax.Array]   # pairs [B, C]; starts [B, n + 1], the last is their number
@@ -83,7 +83,7 @@ def listed(visible, most: int):
   within = jnp.cumsum(visible, axis=2, dtype=jnp.int32)
   starts = jnp.pad(jnp.cumsum(within[:, :, -1], axis=1), ((0, 0), (1, 0)))
   count = (starts[:, :-1, None] + within).reshape(B, -1)
-  # The place of the pair before which there are so many. A sort would compile for half a minute on TPUs.
+  # Finds the block with `before` visible blocks ahead of it. A sort would compile for half a minute on TPUs.
   before = jnp.minimum(jnp.arange(most), count[:, -1:] - 1)
   place = jax.vmap(functools.partial(jnp.searchsorted, side='right'))(count, before)
   return (place // m << 16 | place % m).astype(jnp.int32), starts
@@ -109,9 +109,9 @@ def over_rows(visible_until, group: int, width: int, platform: str, interpret: b
 def on_devices(function, q, k, v, blocks: Visits):
   """Runs `function(q, k, v, visits)` on every device of the ambient mesh, each with its rows and its heads.
 
-  The compiler does not split kernels by itself. Key/value heads that the devices of `tensor` do not divide
-  are given to all that need them, as often as it takes for every device to have the same number of query
-  heads to each.
+  The compiler does not split kernels by itself. Where `tensor` does not divide the key/value heads, they are
+  copied to all devices that need them, as often as it takes for each copy to serve the same number of query
+  heads.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or AxisType.Manual in mesh.axis_types:

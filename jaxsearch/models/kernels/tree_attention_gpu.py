@@ -32,7 +32,7 @@ def forward(q, k, v, blocks, sizes, interpret):
 
 
 def backward(q, k, v, gradient, subtracted, normaliser, blocks, sizes, interpret):
-  """Returns the gradients of q, k and v from that of the result [B,T,H,h], `subtracted` [B,T,H] in each."""
+  """Returns gradients of q, k, v from that of the result [B,T,H,h] and `subtracted` [B,T,H] (by softmax)."""
   h = q.shape[-1]
   q, k, v, gradient = map(_wide, (q, k, v, gradient))
   given = q, k, v, gradient, normaliser, jnp.swapaxes(subtracted, 1, 2)

@@ -1,9 +1,9 @@
 """The kernels of tree_attention.py for TPUs.
 
-The last dimension of the grid walks the list of visited blocks of a row, which the scalar core has before it
-starts: it fetches what the next block needs and no other, and there are as many steps as the longest list of
-the device's rows is long. The G query heads of a key/value head are one matrix of G * bq queries, so that
-keys and values are fetched once for all of them.
+The last dimension of the grid walks a row's list of visited blocks. The scalar core has the list in advance,
+so it fetches just what the next block needs; the number of steps is the length of the longest list among the
+device's rows. The G query heads of a key/value head are one matrix of G * bq queries, so that keys and
+values are fetched once for all of them.
 
 Numbers per query lie along the lanes in memory, [1, G * bq] for a block; where a kernel needs them as a
 column it turns them once for a block of queries. For dK and dV the scores are transposed, and it is
@@ -44,7 +44,7 @@ def forward(q, k, v, blocks, sizes, interpret):
 
 
 def backward(q, k, v, gradient, subtracted, normaliser, blocks, sizes, interpret):
-  """Returns the gradients of q, k and v from that of the result [B,T,H,h], `subtracted` [B,T,H] in each."""
+  """Returns gradients of q, k, v from that of the result [B,T,H,h] and `subtracted` [B,T,H] (by softmax)."""
   H, h, K = *q.shape[2:], k.shape[2]
   q, k, v, gradient = _by_head(q, K), _by_head(k), _by_head(v), _by_head(gradient, K)
   given = q, k, v, blocks.visible_until[:, None], gradient, normaliser, _per_query(subtracted, K, sizes)
@@ -98,7 +98,7 @@ def _call(kernel, name, blocks, sizes, interpret, given, results, *, by_query, p
   outputs = (queries, numbers)[:len(results)] if by_query else (keys, keys)
   scores = B * K * group * pairs.shape[1] * sizes.q * sizes.k
   size = lambda x: math.prod(x.shape) * x.dtype.itemsize
-  # What the list is not sorted by is fetched for every block of it.
+  # Blocks of the side that the list is sorted by are fetched once, those of the other side for every pair.
   often = pairs.shape[1] * (sizes.k if by_query else sizes.q) / given[1].shape[2]
   fetched = sum(size(x) * (often if (spec is keys) == by_query else 1) for spec, x in zip(inputs, given))
   cost = pl.CostEstimate(flops=2 * h * products * scores, transcendentals=scores,
@@ -187,7 +187,7 @@ def _backward_kernel(by_query, sizes, pairs, counts, q, k, v, until, gradient, n
                      scale):
   """Adds up dQ of a block of queries, or dK and dV of a block of keys, whose scores are transposed.
 
-  refs: the results; as columns what there is to each of the block's queries (normaliser, subtracted) or keys
+  refs: the results; one column each for the numbers of the block's queries (normaliser, subtracted) or keys
   (until); the sums.
   """
   high, low, visited, first, last = step(pairs, counts)
