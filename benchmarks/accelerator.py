@@ -1,4 +1,4 @@
-"""Where a device stands: its kernels are right, and how near decoding and updates come to its limits.
+"""Checks a device: whether its kernels are right, and how near decoding and updates come to its limits.
 
     python benchmarks/accelerator.py check
     python benchmarks/accelerator.py decode --preset qwen2.5-3b --slots 128 --lengths 512 2048 4096
@@ -109,7 +109,7 @@ def line(results) -> str:
 
 
 def device() -> dict:
-  """Returns what JAX finds; OSError where it finds no accelerator though there is one, or an odd pool."""
+  """Returns what JAX finds; OSError where it misses an accelerator, or its pool is not what plans take."""
   found = jax.devices()[0]
   there = any(any(pathlib.Path('/dev').glob(name)) for name in ACCELERATORS)
   if found.platform == 'cpu' and there and os.environ.get('JAX_PLATFORMS') != 'cpu':
@@ -145,7 +145,7 @@ def limits(size: int) -> dict[str, float]:
 
 def auto_and_dense(config, length: int) -> dict:
   """Loss, gradient norm and log-probabilities of one update by the kernels and by the dense path."""
-  number = min(6, (length - 64) // 128)  # the last has as many turns of 128 tokens
+  number = min(6, (length - 64) // 128)  # the longest has as many turns of 128 tokens
   data, found = train_step.rollouts(number, config.vocab_size), {}
   for attention in ('auto', 'dense'):
     model = dataclasses.replace(config, attention=attention)
@@ -299,7 +299,7 @@ def policy_update(args, results: Results) -> dict:
 
 
 def real_run(args) -> dict:
-  """Three steps of a pod's config on this device: the rows of metrics, and what must hold of them."""
+  """Runs three steps of a pod's config here; returns metrics of the last, and compilations of each."""
   config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   config.model, config.dtype, config.steps, config.rollouts = f'random:{args.run}', args.dtype, 3, 0
   config.questions_per_step = args.questions
@@ -337,7 +337,7 @@ def main(argv: list[str] | None = None) -> int:
   for part, fields in DEFAULTS.items():
     own = parts.add_parser(part, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     own.set_defaults(function=globals()[part])
-    for name, value in (fields | {'dtype': 'bfloat16', 'gib': 4.0}).items():  # of the models; that are copied
+    for name, value in (fields | {'dtype': 'bfloat16', 'gib': 4.0}).items():  # the models' dtype; GiB to copy
       several = isinstance(value, list)
       own.add_argument(f'--{name}', type=type(value[0] if several else value), default=value,
                        nargs='+' if several else None, help=' ')

@@ -24,7 +24,7 @@ STEPS = 20       # of decode attention in one program, which is too short to be 
 SIBLINGS = 5
 # Of decode attention on GPUs: pages of a block, of a part; warps, stages.
 SETTINGS = [*itertools.product((1, 2, 4), (8, 16), (2, 4, 8), (1, 2))]
-# Of references: of one that it was to tune, an H100 compiled the unrolled blocks for 89 s.
+# For references: with autotuning, an H100 took 89 s to compile the unrolled blocks of one.
 UNTUNED = {'compiler_options': {'xla_gpu_autotune_level': 0}}
 
 
@@ -88,8 +88,8 @@ REFERENCE = jax.jit(with_gradients(dense_attention), **UNTUNED)
 
 
 def rows_kernel(config, length: int, tflops: float, attention: str = 'auto') -> dict:
-  """Attention over a chain and over siblings that share a prompt, or with 'flash' stand beside it: results,
-  gradients, times."""
+  """Attention over a chain and over siblings that share a prompt, or with 'flash' are chains of their own:
+  results, gradients, times."""
   platform, H, K, h = jax.default_backend(), config.num_heads, config.num_kv_heads, config.head_dim
   interpret = platform not in tree_attention.KERNELS
   platform = 'gpu' if interpret else platform
@@ -121,7 +121,7 @@ def rows_kernel(config, length: int, tflops: float, attention: str = 'auto') -> 
 
 
 def scattered_table(slots: int, length: int) -> np.ndarray:
-  """Returns the pages of slots of `length` tokens, in no order, behind a first page that is nobody's."""
+  """Returns a shuffled page table for slots of `length` tokens; page 0 belongs to no slot."""
   multiple = PAGE * paged_attention.MULTIPLE
   pages = -(-length // multiple) * paged_attention.MULTIPLE
   return 1 + np.random.default_rng(0).permutation(slots * pages).reshape(slots, -1).astype(np.int32)
@@ -192,7 +192,7 @@ def decoding_settings(config, slots: int, length: int, full: int) -> dict[str, f
 
 
 def quantised_product(config, kind: str) -> dict:
-  """The product of a token of 64 slots with a matrix of 8 bits, beside that with what it stands for."""
+  """The product of 64 tokens with an 8-bit matrix, beside that with the matrix it was made from."""
   x, w = normal(0, 64, config.hidden_size), normal(1, config.hidden_size, config.intermediate_size)
   matrix, product = quantise({'gate': w}, kind)['gate'], jax.jit(lambda x, w: w.multiply(x))
   with jax.default_matmul_precision('highest'):

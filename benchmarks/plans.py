@@ -98,9 +98,9 @@ def bound(plan):
 
 
 def total(plan, workload):
-  """Expected seconds of a step, '' in plans made before there were any."""
-  phases = plan['workloads'].get(workload, {}).get('expected_seconds')
-  return f'{sum(phases.values()):.0f}' if phases and plan['step_seconds'] is not None else ''
+  """Expected seconds of a step; '' for a plan without any."""
+  phases = plan['workloads'][workload]['expected_seconds']
+  return f'{sum(phases.values()):.0f}' if plan['step_seconds'] is not None else ''
 
 
 def made(plans, scaling=False):

@@ -26,10 +26,10 @@ of which counts: ours; the same encoder plainly, 32 passages at a time in the or
 bucket of ours); that by `transformers` on PyTorch, without buckets; ours in bfloat16. And a matrix product of its feed-forward
 layer in float32, bfloat16 and int8. Seconds are those of the processor, over all threads.
 
---synthetic N makes N passages of 100 words, indexes them with a stand-in for the encoder that makes vectors at once, kills that
-with SIGKILL when half of them are scanned, resumes it, and serves the index to so many clients at a time, for so many requests or
-seconds, whichever ends first. 'lost' are requests without a right response; memory is the resident size, which includes the
-mapped files.
+--synthetic N makes N passages of 100 words, indexes them with a stand-in for the encoder that makes vectors at once, kills the
+build with SIGKILL once half of them are encoded, resumes it, and serves the index to so many clients at a time, for so many
+requests or seconds, whichever ends first. 'lost' are requests without a right response; memory is the resident size, which
+includes the mapped files.
 """
 
 import argparse

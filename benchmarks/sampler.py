@@ -251,7 +251,7 @@ def read_tokenizer(path):
 
 
 def episodes(tokenizer, most):
-  """Questions with the texts of a rollout each, as many as have `most` different tokens in what the policy writes."""
+  """Questions, each with the texts of a rollout, until what the policy writes holds more than `most` different tokens."""
   result, seen = [], set()
   for question in load_questions('world:rl'):
     asked, answer = question.question, question.golden_answers[0]
@@ -270,7 +270,7 @@ INSTRUCTION = ('Answer the question. Think between <think> and </think>, search 
 
 
 def speaker(tokenizer, texts, vocab_size):
-  """(config, parameters) of a policy whose next token depends on the last one alone, as often as in `texts`.
+  """(config, parameters) of a bigram policy with the next-token frequencies of `texts`.
 
   The tokens of the texts have orthogonal embeddings, so that a row of the output matrix holds the log-probabilities after each.
   """

@@ -172,7 +172,7 @@ def main():
   rollout = rollouts[peer](**sizes)
   rollout(0)  # compiles, or warms up
   seconds = []
-  for seed in range(1, 1 + repeats):  # a server may know the prompts of the last
+  for seed in range(1, 1 + repeats):  # new prompts: a server may have cached the last ones
     start = time.perf_counter()
     rollout(seed)
     seconds.append(time.perf_counter() - start)

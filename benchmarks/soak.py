@@ -9,15 +9,15 @@ seconds to `soak.jsonl` in the run folder: resident size, open files, threads, a
 files. After the minutes the run is stopped with SIGTERM. The last line is one JSON object; `grows` names what
 grew, and `flat` says that nothing did:
 
-  resident_mib   Rows of the first step after each save, behind the first quarter of the run: a save gives
+  resident_mib   Rows of the first step after each save, after the first quarter of the run: a save gives
                  free memory back, then every step adds the holes it leaves. Their slope is that of one line
-                 through the medians of parts, each a 24th of the run. A step that compiles lifts what follows
-                 by the size of its programs, so the height of the line is free after each such step, and the
-                 part behind it is left out. The limit is 2 % an hour of the sampled size (without the pages
+                 through the medians of parts, each a 24th of the run. A step that compiles adds the size of
+                 its programs, so the line has a new intercept after each such step, and the first part after
+                 it is left out. The limit is 2 % an hour of the sampled size (without the pages
                  of files) for the upper end of the 95 % interval of the slope, and for half the interval: a
                  soak that is too noisy to tell is not flat.
-  fds, threads   The least open files of the last quarter must not be more than the least of the second, nor
-                 the median of the threads by a tenth: pools come and go with every save, what is never closed
+  fds, threads   The minimum of open files in the last quarter must not exceed that of the second; the median
+                 of threads, not by over a tenth: pools come and go with every save, what is never closed
                  stays.
   files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the
                  first two by at most a tenth more a row at the end than before; there are at most

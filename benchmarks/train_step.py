@@ -15,7 +15,6 @@ import dataclasses
 import json
 import os
 import subprocess
-import sys
 import time
 
 import jax
@@ -189,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  main()

@@ -1,4 +1,4 @@
-"""What the tree layout saves: a batch with what its paths have in common laid out once, and the same batch as separate rows.
+"""What the tree layout saves: a batch with shared prefixes laid out once, and the same batch as separate rows.
 
     python benchmarks/tree_step.py [--shape slate|report]
 

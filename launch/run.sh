@@ -166,13 +166,13 @@ for attempt in $(seq 0 "$RESTARTS"); do
     finish "$one" || {
       own=$?
       case $status in
-        1 | 2) ;;  # the others end for it, aborted
+        1 | 2) ;;  # kept: the others abort because of this one
         *) if [ "$own" -le 2 ] || [ "$own" -gt "$status" ]; then status=$own; fi ;;
       esac
     }
   done
   running=()
-  for server in "${beside[@]}"; do  # where one died, most searches failed for that; other hosts end
+  for server in "${beside[@]}"; do  # a dead server is why searches failed: one host starts again, several end
     [ "$HOSTS:$status" != 1:1 ] || kill -0 "$server" 2> /dev/null || status=75
   done
   case $status in

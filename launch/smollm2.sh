@@ -3,9 +3,9 @@
 #
 #   DATA=FOLDER SEEDS='0 1 2' bash launch/smollm2.sh [--dry-run] [fields such as --config.squad=FILE]
 #
-# FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: a stage that
-# was stopped goes on, one that is done is not done again. The page says which stages were run, how long they took and what they
-# gave. Seeds are done soonest side by side, each on a core of its own (9 GiB of memory each): after the cold start, run the
+# FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: stopped
+# stages go on, finished ones are skipped. The page says which stages were run, how long they took and what they gave. Seeds are
+# fastest in parallel, each on a core of its own (9 GiB of memory each): after the cold start, run the
 # lines with `--config.seed` below for each of them, behind `taskset -c CORE`; this script then only scores them.
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -7,5 +7,5 @@ source launch/environment.sh
 install '.[dev]'
 install_without_dependencies
 step .venv/bin/ruff check .
-step .venv/bin/lint-imports --no-logo  # which room may import which: pyproject.toml
+step .venv/bin/lint-imports --no-logo  # which package may import which: pyproject.toml
 step exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"  # a file stays in one process, with what it has compiled

@@ -1,1 +1,1 @@
-"""What frozen weights decide of the papers' claims, by the rules of docs/claims/plan.md."""
+"""Tests the papers' claims on frozen weights and on training runs, by the rules of docs/claims/plan.md."""

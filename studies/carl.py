@@ -4,11 +4,11 @@
     python -m studies.carl
 
 One rollout of each held-out question of the bed `tiers`, whose policy's own contexts lose what was found
-in 40 % of the cases. The truth of a boundary state is how many of 16 continuations from it are right, of a
-segment A = V(s') - V(s), or R - V(s) of the last. Estimates are held against it: by segments with lambda, by
-tokens (GAE, the mean over a segment), by trajectories (GRPO, four more rollouts). From squared errors the
-variance of the truth, p(1-p)/15 a state, is subtracted. Critics learn from rollouts on the other questions,
-by `jaxsearch critic-warmup`. The unit is the country, with its six questions.
+in 40 % of the cases. The true V of a boundary state is the share of 16 continuations from it that are right;
+the true A of a segment is V(s') - V(s), of the last one R - V(s). Estimates are compared with these: by
+segments with lambda, by tokens (GAE, the mean over a segment), by trajectories (GRPO, four more rollouts).
+From squared errors the variance of the truth, p(1-p)/15 a state, is subtracted. Critics learn from rollouts
+on the other questions, by `jaxsearch critic-warmup`. The unit is the country, with its six questions.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ CRITICS = {  # name -> changes of the warm-up; the first is the paper's
 MAIN, RANDOM, FROZEN, RANDOM_FROZEN, TOKENS, SHUFFLED = CRITICS
 NONE, DRAWS = 'no warm-up', 500
 _smdp_td = jax.jit(smdp_td, static_argnames='lam')
-LARGE = 0.25  # the least change of the truth whose sign is asked for
+LARGE = 0.25  # the smallest true |A| whose sign counts
 MARGIN = 0.02  # of squared errors; of AUC 0.05
 
 
@@ -72,14 +72,14 @@ def segments(tree):
 
 
 def warm_up(given, name, folder) -> None:
-  """Warms a critic up in its folder. All take the same rollouts, but for those of other questions."""
+  """Warms a critic up in its folder. Curated critics share one set of rollouts, random ones another."""
   config = countries.bed_config(given.bed)
   config.update_from_flattened_dict(CRITICS[name])
   config.out, config.data.questions = str(folder / name), f'{given.bed}/learn.jsonl'
   config.train.update(row_length=384, micro_rows=8)
   config.critic_warmup.update(min_updates=given.updates, max_updates=given.updates, check_every=given.updates,
                               held_out=0.05, questions=given.learn, trajectories=given.trajectories, trees=20)
-  # The simulated search knows the facts as they were: here the second search is a worse one.
+  # The second search is the bed's own, with random passages in half of the calls.
   del config.critic_warmup.second_search
   config.critic_warmup.second_search = {'noise': 0.5}
   twin = MAIN if config.critic_warmup.curated or name == RANDOM else RANDOM
@@ -146,13 +146,11 @@ def study(given, out) -> str:
               for lam in TOKEN_LAMBDAS}
     return row
 
-  def control(noise):
-    return countries.look(pathlib.Path(given.bed), questions, noise)
 
   parts = {'truth': truth, 'others': others}
   parts |= {name: functools.partial(critic, name) for name in CRITICS}
-  parts |= {'best strategy': functools.partial(control, 0.0),
-            'random documents': functools.partial(control, 1.0)}
+  look = functools.partial(countries.look, pathlib.Path(given.bed), questions)
+  parts |= {'best strategy': functools.partial(look, 0.0), 'random documents': functools.partial(look, 1.0)}
   rows = common.measured(out, parts)
   assert all(rows[name]['rewards'] == rows['truth']['rewards'] for name in CRITICS)
   return report(questions, rows)
@@ -160,17 +158,17 @@ def study(given, out) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class States:
-  """Boundary states of rollouts in a row. Letters: N states, as many segments behind them, Q rollouts."""
+  """Boundary states of all rollouts, concatenated. Letters: N states, each before a segment, Q rollouts."""
   of: np.ndarray       # [N] their rollout
   last: np.ndarray     # [N] whether the answer follows
   first: np.ndarray    # [N] whether it is s_0
   draws: np.ndarray    # [N,copies] whether continuations are right
   rewards: np.ndarray  # [Q]
   country: np.ndarray  # [Q] number
-  known: np.ndarray    # [Q] whether the country is
+  known: np.ndarray    # [Q] whether the policy knows the country
 
   def truth(self, draws):
-    """Returns V [N] by some of the draws, its variance, the truth of the segments, and its variance."""
+    """Returns V [N] estimated from `draws`, its variance, the segments' true A, and its variance."""
     values, noise = draws.mean(axis=1), draws.var(axis=1, ddof=1) / draws.shape[1]  # p(1-p)/15
     return values, noise, self.credit(values), noise + np.where(self.last, 0, np.append(noise[1:], 0))
 
@@ -189,12 +187,12 @@ class States:
 
   @functools.cached_property
   def drawn(self):
-    """Places of states, as they are and with countries drawn anew."""
+    """State indices: those of the sample, then of bootstrap resamples of countries."""
     weights = gradients.resamples(self.country.max() + 1, np.random.default_rng(0))[:DRAWS].astype(int)
     return [np.repeat(np.arange(len(self.of)), weight[self.country[self.of]]) for weight in weights]
 
   def figure(self, of_places):
-    """Estimates what a function makes of places of states."""
+    """Estimates a figure, a function of state indices, with its bootstrap."""
     return gradients.estimate(np.array([of_places(places) for places in self.drawn]))
 
 
@@ -230,7 +228,7 @@ def estimates_of(states, rows, critics) -> tuple[dict, dict]:
             'λ = 0, shuffled': states.credit(critics[SHUFFLED], 0, shuffled),
             'GRPO, shuffled': relative(shuffled, normalize_std=False)}
   errors = {name: (estimate - truth)**2 - noise for name, estimate in found.items()}
-  half = states.draws.shape[1] // 2  # of the continuations as a critic, held against the others
+  half = states.draws.shape[1] // 2  # half of the continuations are the critic, the others the truth
   _, _, truth, noise = states.truth(states.draws[:, half:])
   found['Monte Carlo'] = states.credit(states.draws[:, :half].mean(axis=1))
   return found, errors | {'Monte Carlo': (found['Monte Carlo'] - truth)**2 - noise}

@@ -82,7 +82,7 @@ def cost(nodes: Iterable[Node]) -> int:
 def at_budget(tokens: Sequence[float], values: np.ndarray, budget: float) -> np.ndarray:
   """Returns the values [...] at `budget` tokens of a curve: values [N,...] at mean `tokens` [N], rising.
 
-  Between two points it is a mixture of both; beyond an end it is that end.
+  Interpolates linearly between points; constant beyond the ends.
   """
   tokens = np.asarray(tokens, float)
   right = int(np.clip(np.searchsorted(tokens, budget), 1, len(tokens) - 1))
@@ -154,7 +154,7 @@ def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
   """Runs a study from its command line and prints its tables.
 
   Args:
-    study: (the settings of its size, its options and others; its file of rows) -> Markdown.
+    study: (the parsed flags with the settings of the size; the file of its rows) -> Markdown.
     sizes: by name, the settings of each; the first is what the plan says.
     options: further flags and their defaults.
   """

@@ -3,11 +3,11 @@
     python -m recipes beds growing --config.out=runs/beds
     python -m studies.cusearch
 
-From checkpoints of one Search-R1 run, those whose chains have depths of about 0.65, 1.0 and 1.5, and for one,
-two and three hops apart: batches of 24 questions x 6 chains, of which K = 72 are selected. The gradient of
-each chain, the mean over its tokens as in the loss, is kept as a sketch (gradients.py), so what a strategy
-makes of a batch is a weighted sum. It is compared with the gradient of the expected EM on all other batches:
-REINFORCE less the mean of the other chains of the question, tokens summed.
+Takes three checkpoints of one Search-R1 run, with chains of mean depth about 0.65, 1.0 and 1.5. Each grows,
+on one, two and three hops separately, batches of 24 questions x 6 chains, of which K = 72 are selected. The
+gradient of each chain, the mean over its tokens as in the loss, is kept as a sketch (gradients.py), so a
+strategy's gradient is a weighted sum. It is compared with the gradient of the expected EM on all other
+batches: REINFORCE with the question's other chains as the baseline, summed over tokens.
 """
 
 import functools
@@ -42,12 +42,6 @@ def start_of(folder: str, depth: float) -> str:
   return f'{folder}/checkpoints/{step}' if step else ''
 
 
-def scores(bed, trees) -> np.ndarray:
-  """Returns [N,width]: of each chain the sketched gradient of its mean log-probability of a token."""
-  chains = [list(tree.nodes(Role.POLICY)) for tree in trees]
-  tokens = [sum(len(node.tokens) for node in chain) for chain in chains]
-  return Sketches(bed.policy.config, bed.policy.params)(chains) / np.array(tokens)[:, None]
-
 
 def cosine(a, b) -> float:
   return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
@@ -68,7 +62,9 @@ def measure(given, depth, hops) -> dict:
   tokens = np.array([tree.count(Role.POLICY) for tree in trees])
   asking = np.array([sum(len(node.tokens) for node in tree.nodes(Role.POLICY) if node.data.get('documents'))
                      for tree in trees])
-  found = scores(bed, trees)
+  # [N,width]: of each chain the sketched gradient of its mean log-probability of a token
+  sketches = Sketches(bed.policy.config, bed.policy.params)
+  found = sketches([list(tree.nodes(Role.POLICY)) for tree in trees]) / tokens[:, None]
   ids = np.repeat(np.arange(number), given.group)
   mean = lambda x: np.repeat(x.reshape(number, -1).mean(axis=1), given.group)
   leave_one_out = (em - mean(em)) * given.group / (given.group - 1)

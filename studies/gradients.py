@@ -1,12 +1,12 @@
 """Gradients of frozen weights: random projections of them, how noisy they are, and where they point.
 
 The gradient of an action's log-probability (2.4 M numbers for the world's policy) is kept as a sketch: signs
-drawn once, sums of every WIDTH-th number. Scalar products stay what they are up to 1/sqrt(WIDTH) = 0.8 % of
-the lengths. An estimator of a policy gradient is a weighted sum of sketches, whatever the weights.
+drawn once, sums of every WIDTH-th number. Scalar products are preserved up to 1/sqrt(WIDTH) = 0.8 % of the
+product of the norms. An estimator of a policy gradient is a weighted sum of sketches, whatever the weights.
 
-Of mini-batches of gradients: the squared length of their mean by products of different mini-batches
-("signal", unbiased), and the trace of their covariance ("noise"). Letters: Q questions, B mini-batches, D
-draws of a bootstrap, the first of which is the sample itself.
+For mini-batches of gradients it estimates the squared norm of the mean, by products of different mini-batches
+("signal", unbiased), and the trace of the covariance ("noise"). Letters: Q questions, B mini-batches, D draws
+of a bootstrap, the first of which is the sample itself.
 """
 
 import functools
@@ -52,7 +52,7 @@ class Sketches:
   def __call__(self, spans: Sequence[Sequence[Node]]) -> np.ndarray:
     """Returns the sketches [N,width] of lists of spans, each on the path to its last; 0 for an empty list.
 
-    What is there twice, as siblings often are, is computed once.
+    Duplicates, which siblings often are, are computed once.
     """
     found, by_shape = np.zeros((len(spans), self.width), np.float32), {}
     for index, nodes in enumerate(spans):
@@ -98,7 +98,7 @@ def moments(of: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def figures(of: np.ndarray, scale: float, target: np.ndarray, weights: np.ndarray,
             target_weights: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the figures [D] of mini-batches [B,width], the noise times `scale`; NaN for want of a length."""
+  """Returns the figures [D] of mini-batches [B,width], the noise times `scale`; NaN where a squared norm is <= 0."""
   signal, noise = moments(of, weights)
   length, _ = moments(target, target_weights)
   products = (weights @ (of.astype(float) @ target.T) * target_weights).sum(axis=1)
@@ -111,7 +111,7 @@ def figures(of: np.ndarray, scale: float, target: np.ndarray, weights: np.ndarra
 
 
 def estimate(values: np.ndarray) -> Estimate:
-  """Reads a value and its draws [1 + DRAWS]; a draw that is not known may be anywhere."""
+  """Estimates from a value and its draws [1 + DRAWS]; a NaN draw may lie on either side."""
   draws, unknown = values[1:], np.isnan(values[1:])
   low = np.quantile(np.where(unknown, -np.inf, draws), 0.025, method='lower')
   high = np.quantile(np.where(unknown, np.inf, draws), 0.975, method='higher')

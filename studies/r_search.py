@@ -7,8 +7,9 @@
       --config.eval.every=0; done
     python -m studies.r_search
 
-First the reader's F1 and EM on evidence that is complete, partial, invented, absent, and on passages. Below
-95 % F1 on complete evidence, or well above its guesses on partial evidence, it decides nothing. Then its EM
+First the reader's F1 and EM on evidence that is complete, partial, invented, absent, and on passages. A
+reader that has under 95 % F1 on complete evidence, or with partial evidence is over 5 points better than
+without any, decides nothing. Then its EM
 with what policies found: nothing, one search for the question, all that a policy's searches found, the
 policy's evidence, gold evidence. Controls: evidence of another question, and a policy whose searches return
 random documents.
@@ -34,7 +35,7 @@ from studies import common
 
 HOPS = (2, 3)
 TRAINED = 1000  # questions of world:rl that policies train on
-LEFT_OUT = ('continent', 'timezone')  # one of seven is soon guessed; names with '/' this reader cannot copy
+LEFT_OUT = ('continent', 'timezone')  # continents are easily guessed; the reader cannot copy names with '/'
 SIZES = {'full': dict(number=360), 'tiny': dict(number=4)}
 POLICIES = 3  # at least
 Ask = Callable[[list[str]], Sequence[str]]

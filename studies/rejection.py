@@ -2,8 +2,8 @@
 
     python -m studies.rejection    # adds its rows to docs/claims/runs/systems_trained.jsonl
 
-From where Search-R1 starts: five chains for each of as many questions as it sees, all at once; the right ones
-are imitated for three epochs. So there are two points of its curve, before and after.
+Starts from Search-R1's initial policy and samples five chains for each of as many questions, all at once; the
+right ones are imitated for three epochs. So its curve has two points, before and after.
 """
 
 import functools

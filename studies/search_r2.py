@@ -28,7 +28,7 @@ from studies.common import cost
 
 HOPS, REVISIONS = 3, 4
 FIRST = 212  # those before were looked at in the first run, whose reviewer missed the gate
-SIZES = {'full': {'number': 400, 'seeds': 1, 'copies': 5}, 'tiny': {'number': 3, 'seeds': 1, 'copies': 2}}
+SIZES = {'full': {'number': 400, 'copies': 5}, 'tiny': {'number': 3, 'copies': 2}}
 REVIEWERS = {'own': 'policy', 'taught': 'frozen'}
 STRATEGIES = {  # name -> (which drafts are rejected, where they are cut)
   'own review, own cut': ('own', 'trim'), 'taught review, its cut': ('taught', 'trim'),
@@ -128,13 +128,9 @@ def padded(lists) -> np.ndarray:
   return np.array([[*each, *[0.0] * (HOPS + 1 - len(each))] for each in lists], float)
 
 
-def by_question(values: np.ndarray, number: int) -> np.ndarray:
-  """Returns [Q] means of values [S*Q], seed by seed."""
-  return values.reshape(-1, number).mean(axis=0)
-
 
 def influences(accept, cuts, gains, rewards) -> dict[str, np.ndarray]:
-  """Returns of each draft [N] what it adds to the terms of appendix D, which are the means.
+  """Returns each draft's contribution [N] to the terms of appendix D, which are their means.
 
   Args:
     accept [N], cuts [N,K], gains [N,K], rewards [N]: of drafts, see `refinement_gain`.
@@ -151,10 +147,10 @@ def influences(accept, cuts, gains, rewards) -> dict[str, np.ndarray]:
   return of
 
 
-def terms(accept, cuts, gains, rewards, number) -> dict[str, verdicts.Estimate]:
+def terms(accept, cuts, gains, rewards) -> dict[str, verdicts.Estimate]:
   """Returns the terms of appendix D, with intervals over questions; arguments as of `influences`."""
-  of = influences(accept, cuts, gains, rewards)
-  return {name: verdicts.estimate(by_question(values, number)) for name, values in of.items()}
+  return {name: verdicts.estimate(values)
+          for name, values in influences(accept, cuts, gains, rewards).items()}
 
 
 def study(given, out) -> str:
@@ -166,9 +162,9 @@ def study(given, out) -> str:
   questions = common.paths('world:rl', [HOPS])[FIRST:][:given.number]
   bed = functools.cache(lambda: common.open_bed(config, questions))  # rows that are there need none
 
-  def drafts(seed):
+  def drafts():
     own = functools.partial(grow, copies=given.copies)
-    return {'drafts': [tree.root.data['notes'] for tree, in common.grow(bed(), seed, own=own)]}
+    return {'drafts': [tree.root.data['notes'] for tree, in common.grow(bed(), 0, own=own)]}
 
   def control(own, noise):
     config.search.noise = noise
@@ -176,22 +172,19 @@ def study(given, out) -> str:
     return {'em': float(np.mean([tree.question.score(tree.answer) for tree, in trees]))}
 
   plain = setup.bind_grow(config, max_revisions=0)
-  parts = {f'drafts {seed}': functools.partial(drafts, seed) for seed in range(given.seeds)}
-  parts |= {'gold chains': functools.partial(control, gold, 0.0),
-            'random documents': functools.partial(control, plain, 1.0)}
-  rows = common.measured(out, parts)
-  return report([note for seed in range(given.seeds) for note in rows[f'drafts {seed}']['drafts']],
-                len(questions), rows)
+  parts = {'drafts 0': drafts, 'gold chains': functools.partial(control, gold, 0.0),
+           'random documents': functools.partial(control, plain, 1.0)}
+  return report(common.measured(out, parts))
 
 
-def report(notes, number, rows) -> str:
+def report(rows) -> str:
+  notes = rows['drafts 0']['drafts']
   column = lambda name: np.array([note[name] for note in notes], float)
   rewards, flaw = column('right'), column('flaw').astype(int)
   exists = padded([[1] * len(note['values']) for note in notes])
   gains = (padded([note['values'] for note in notes]) - rewards[:, None]) * exists
   trails = {name: np.array([note['trails'][name] for note in notes], float) for name in STRATEGIES}
-  em = {name: np.stack([by_question(of[:, n, 0], number) for n in range(REVISIONS + 1)])
-        for name, of in trails.items()}
+  em = {name: of[:, :, 0].T for name, of in trails.items()}
   tokens = {name: of[:, :, 1].mean(axis=0) for name, of in trails.items()}
   accept = {name: np.array([note[name][0] for note in notes], float) for name in REVIEWERS}
   trim = {name: padded([note[name][1] for note in notes]) for name in REVIEWERS}
@@ -210,13 +203,13 @@ def report(notes, number, rows) -> str:
   of_terms, shuffled = [], np.random.default_rng(0).permutation(len(notes))
   for name, (reviewer, cut) in STRATEGIES.items():
     if reviewer != 'oracle':
-      here = terms(accept[reviewer], trim['own'] if reviewer == 'own' else cuts[cut], gains, rewards, number)
+      here = terms(accept[reviewer], trim['own'] if reviewer == 'own' else cuts[cut], gains, rewards)
       measured = common.interval(verdicts.estimate(em[name][1] - em[name][0]), 100)
       of_terms.append({'points of EM': name} | shown(here) | {'measured': measured})
-  control = terms(accept['taught'], cuts['trim'], gains[shuffled], rewards[shuffled], number)
+  control = terms(accept['taught'], cuts['trim'], gains[shuffled], rewards[shuffled])
   of_terms.append({'points of EM': 'taught, rewards shuffled'} | shown(control) | {'measured': ''})
 
-  on = lambda reviewer, where: by_question((1 - accept[reviewer]) * (where * gains).sum(axis=1), number)
+  on = lambda reviewer, where: (1 - accept[reviewer]) * (where * gains).sum(axis=1)
   gap = lambda a, b: verdicts.estimate(a - b)
   draft, once, more = em[CUT][0], em[CUT][1], tokens[CUT][1] / tokens[CUT][0]
   contrasts = {
@@ -241,8 +234,8 @@ def report(notes, number, rows) -> str:
                    'cuts wrong ones at the first flaw': share(at_flaw[name], flaw > 0),
                    'a random cut does': share(at_flaw['random'], flaw > 0)} for name in REVIEWERS]
   missed = at_flaw['taught'][flaw > 0].mean() < LOCATED
-  about = (f'{number} questions x {len(notes) // number} drafts: {100 * rewards.mean():.1f} % right, '
-           f'{100 * astray:.1f} % astray at a search. Gold chains: {of("gold chains")}; random documents: '
+  about = (f'{len(notes)} questions x 1 drafts: {100 * rewards.mean():.1f} % right, {100 * astray:.1f} % '
+           f'astray at a search. Gold chains: {of("gold chains")}; random documents: '
            f'{of("random documents")}.')
   return '\n\n'.join([about, common.table(of_reviewers), common.table(of_rows), common.table(of_terms),
                       common.verdicts_of(contrasts, 'points of EM', 100,

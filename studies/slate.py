@@ -23,7 +23,7 @@ gradient ("signal") and the trace of the covariance ("noise"), the latter scaled
 decoded and prefilled tokens as the whole chains of 16 questions cost; completions cost too. `direction` is
 the cosine of the mean to the gradient of expected EM, measured on other questions with 8 chains each; `own`
 that of a mini-batch to its mean; `towards` that of a mini-batch to the gradient of expected EM, the product
-of both. For the intervals the mini-batches of both are drawn anew, together for all estimators.
+of both. For intervals both sets of mini-batches are resampled, with the same draws for all estimators.
 
 The policy is the world's after a few steps of Search-R1, which the study trains first; `--policy start` takes
 the one that ships.
@@ -130,7 +130,7 @@ def earned(trees: Sequence[Tree], steps: int, judges: int) -> Earned:
 
 
 class Scores(NamedTuple):
-  """Sketched scores of the actions of Q trees."""
+  """Sketched gradients of log-probabilities of the actions of Q trees."""
   siblings: np.ndarray  # [Q,T,k,width]
   rests: np.ndarray     # [Q,k,width], of the whole chains without their first actions
 
@@ -245,7 +245,7 @@ def measure(steps: int, policy: str, blocks: int, questions: int, reference: int
   config = slate_config.get_config()
   config.sampler.length = ROOM
   need = blocks * (questions + reference)
-  # There are hardly any paths of four hops: there it is comparisons of two paths, which may be guessed.
+  # Few paths have four hops; T = 5 takes comparisons of two paths, which may be guessed.
   asked = (common.paths('world:rl', (steps - 1,)) if steps < 5 else
            load_questions('world:rl', hops=(steps - 1,), arithmetic=False))[:need]
   if len(asked) < need:

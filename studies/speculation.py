@@ -5,7 +5,7 @@
 
 The trained policies answer the held-out questions of the grid once more, greedily. A right answer without the
 passages was guessed, or came from another passage; half of the comparisons are guessed right. The rows of
-2026-11-27 leave out 12 of 360 questions: they told passages by titles, which do not tell those.
+2026-11-27 matched passages by title, and leave out the 12 of 360 questions whose titles are ambiguous.
 """
 
 import functools
@@ -15,7 +15,7 @@ import numpy as np
 from configs.claims import r_search as grid
 from jaxsearch.evaluation import sweep, verdicts
 from jaxsearch.evaluation.answers import read_held_out
-from jaxsearch.sampler.requests import Sampling
+from jaxsearch.sampler.requests import GREEDY
 from jaxsearch.trees.tree import Role, Tree
 from studies import common
 
@@ -33,7 +33,7 @@ def answers(run: sweep.SweepRun, number: int) -> dict:
   """Answers the first `number` held-out questions, all if 0: which found all, which are right."""
   questions, _ = read_held_out(run.config)
   bed = common.open_bed(run.config, questions[:number or None], str(run.out), **run.config.eval.grow)
-  trees = [tree for tree, in common.grow(bed, run.config.seed, sampling=Sampling(0.0))]
+  trees = [tree for tree, in common.grow(bed, run.config.seed, sampling=GREEDY)]
   return {'found': [int(found_all(tree)) for tree in trees],
           'right': [int(tree.question.score(tree.answer)) for tree in trees]}
 

@@ -37,12 +37,12 @@ class Grid(NamedTuple):
   Attributes:
     contrasts: label -> (a, b), for a - b, or (a, b, c, d), for (a - b) - (c - d); names of runs as in
       `name_of`. A label in bold is a primary contrast of the plan.
-    control: a variant, and the one that learns as it does from what says nothing of its questions.
-    tables: of its config.
+    control: a variant, and its copy trained on other questions' answers, or on random scores.
+    tables: the arguments of its config's `get_config`.
     measures: what contrasts are taken of; the first decides. 'area' is that under EM against tokens, 'gain'
       that above EM at the start, 'end' EM after the last step, MATCHED see `at_matched_em`; others are
       figures of an evaluation, averaged over the steps.
-    explains: of the variance of returns, what a critic of a contrast has to, if anything.
+    explains: the share of the variance of returns that a contrast's critic must explain.
   """
   contrasts: Mapping[str, Sequence[str]]
   control: tuple[str, str]
@@ -162,9 +162,9 @@ def value(row: Mapping, measure: str, budget: float) -> np.ndarray:
 
 
 def at_matched_em(*rows: Mapping) -> list[float]:
-  """Returns the tool rate on tier 2 of each run where it first has the EM on tier 2 that both reach.
+  """Returns each run's tier-2 tool rate where it first reaches the tier-2 EM that both reach.
 
-  That is the lower of their highest; between two evaluations both figures go straight.
+  That is the lower of their maxima; figures are interpolated linearly between evaluations.
   """
   level = min(max(row['em_tier_2']) for row in rows)
   rates = []

@@ -5,7 +5,7 @@
 
 The actor that the grid starts from drafts an answer to each of 200 held-out questions, once, and regenerates
 every draft five times from before each of its steps. Checkpoints of the rows below review these drafts, so
-A_prec and S_trim (appendix D) differ by the reviewer alone. Values are over seeds and drafts together.
+A_prec and S_trim (appendix D) differ by the reviewer alone. Intervals are over seeds and drafts together.
 """
 
 import functools
@@ -89,7 +89,7 @@ def report(drafts, rows) -> str:
     for (variant, step), terms in cells.items()]
   last = max((step for _, step in cells), key=lambda step: int(step.split()[-1]))
 
-  def gap(name, other):  # paired by seed: rows lie in the order in which they were measured
+  def gap(name, other):  # paired by seed, since rows come in the order of measurement
     ours, others = (cells[variant, last][name] for variant in (JOINT, other))
     return verdicts.estimate([ours[seed] - others[seed] for seed in sorted(ours.keys() & others.keys())])
 

@@ -145,7 +145,7 @@ def search_r2():
   draft = [*prefix, ('dropped', 'search 2', 8), ('dropped', 'documents', 16), ('dropped', 'answer', 8)]
   kept = [*prefix, ('meta', 'reject, cut at 2', 14), ('search', 'search 2', 8),
           ('observation', 'documents', 16), ('answer', 'answer', 8)]
-  # The outcome of five traces, and how many of their collections the judge found useful.
+  # The outcome of five traces, and the share of their collections that the judge found useful.
   outcome, process = np.array([1, 0, 1, 0, 0]), np.array([1.0, 0.5, 0.5, 0.0, 1.0])
   rewards = np.asarray(advantages.hybrid_reward(outcome, process))
   relative = np.asarray(advantages.group_relative(rewards, np.zeros(5, int), 1))

@@ -46,7 +46,7 @@ def act(thought: str, tag: str, content: str) -> str:
 
 
 def found(step: dict) -> str:
-  """Returns the sentence of the document, 'It' for its title: the same words precede what is to be copied."""
+  """Returns the document's sentence with 'It' for the title: the words before the value stay the same."""
   return sentence(step['attribute'], 'It', step['finding'])
 
 

@@ -39,7 +39,7 @@ class Entity:
 
   @property
   def text(self) -> str:
-    """The text of its document: one sentence an attribute, each beginning with the title."""
+    """The text of its document: one sentence a fact, each beginning with the title."""
     return ' '.join(sentence(attribute, self.title, value) for attribute, value in self.facts)
 
 

@@ -12,7 +12,7 @@ ARITHMETIC = ('sum', 'difference')  # operations that want an answer worked out:
 
 
 def folder() -> Path:
-  """Returns the world's files, a Hugging Face folder of policy and tokenizer too."""
+  """Returns the folder of the world's files, also the Hugging Face folder of policy and tokenizer."""
   return Path(__file__).parent / 'shipped'
 
 

@@ -11,9 +11,9 @@ def judge(items: Sequence[Item]) -> list[Score]:
   """Scores items as a judge of `rewards/judge.py` does.
 
   A thought is good if it names what the next step of the gold chain looks for, or states its last finding; a
-  query if it is the next step's and finds its document; an answer if it matches exactly. A search for another
-  step's document, and an answer that is right in part, count 0. A collection is useful if it shows the
-  document of a step for the first time. A thought that lists all that one may look for would be good too;
+  query if it is the next step's and finds its document; an answer if it matches exactly. A first search for
+  another step's document, and an answer that is right in part, score 0. A collection is useful if it shows
+  the document of a step for the first time. A thought that lists all that one may look for would be good too;
   policies that trained under this judge write none.
   """
   return [_score(item) for item in items]

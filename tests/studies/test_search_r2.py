@@ -29,8 +29,8 @@ def test_the_terms_add_up_and_a_cut_that_does_not_look_has_no_skill():
   rng = np.random.default_rng(0)
   accept, cuts = rng.integers(0, 2, 60).astype(float), rng.dirichlet(np.ones(4), 60)
   gains, rewards = rng.normal(0, 1, (60, 4)), rng.integers(0, 2, 60).astype(float)
-  of = search_r2.terms(accept, cuts, gains, rewards, 30)
+  of = search_r2.terms(accept, cuts, gains, rewards)
   total = of['a_prec'].mean + of['v_inter'].mean * of['s_trim'].mean + of['v_inter g_bar'].mean
   assert total == pytest.approx(of['sum'].mean, abs=1e-5)
-  blind = search_r2.terms(accept, np.full((60, 4), 0.25), gains, rewards, 30)
+  blind = search_r2.terms(accept, np.full((60, 4), 0.25), gains, rewards)
   assert blind['s_trim'].mean == pytest.approx(0)
