@@ -10,6 +10,7 @@ import functools
 import inspect
 import math
 import operator
+import os
 import pathlib
 import re
 import runpy
@@ -181,12 +182,13 @@ def _missing(field: str, kind: str, value: str) -> Iterator[str]:
     except FileNotFoundError as error:
       yield f'{field}={value!r}: {error}'
   elif kind == 'source':
-    if missing := sources.missing_files(value):
+    if missing := [path for path in sources.files_of(value) if not os.path.exists(path)]:
       names = f' as {", ".join(missing)}' if missing != [value] else ''
       yield f'{field}={value!r}: no such file or folder{names}'
   elif kind != 'name' and '://' not in value:  # nor in a bucket
     known = [*registry.ENTRIES['models'], *registry.POLICIES] if kind in ('model', 'policy') else []
-    if value not in known and not pathlib.Path(value.partition('{source}')[0]).exists():
+    before, each, _ = value.partition('{source}')
+    if value not in known and not pathlib.Path(os.path.dirname(before) if each else value).exists():
       yield f'{field}={value!r}: no such file or folder{suggestion(value, known)}'
 
 

@@ -12,7 +12,7 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
   """Writes a file as a whole or not at all, its folder too if there is none. A device such as /dev/stdout is
   written to."""
   path, content = pathlib.Path(path), content.encode() if isinstance(content, str) else content
-  if path.exists() and (path.parts[1:2] == ('dev',) or not path.is_file()):
+  if path.exists() and (path.parts[:2] == ('/', 'dev') or not path.is_file()):
     path.write_bytes(content)
     return
   path = path.resolve()  # a link: write the file that it points to
@@ -46,4 +46,6 @@ def naming(path: str | os.PathLike) -> Iterator[None]:
   try:
     yield
   except OSError as error:
+    if error.errno is None:  # a library's, which says in its own words what is wrong
+      raise
     raise OSError(error.errno, error.strerror, error.filename or str(path)) from error

@@ -180,6 +180,7 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
   """Sets what each '--config.FIELD=VALUE' says and returns the other words; UsageError lists all mistakes."""
   known, words, unknown, wrong = [name for name, _ in fields(config)], [], [], []
   optional = [name for name, value in fields(load_file(SHIPPED / 'base.py').get_config()) if value is None]
+  optional.append('critic.value_clip')  # a number there, and None is off
   for text in arguments:  # one by one, to name every mistake
     name = _field(text)
     if name is not None and name not in known:

@@ -39,7 +39,7 @@ from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.requests import Generate, Sampling, Tools
 from jaxsearch.tools import SearchBackend, SearchBySource, faults, find_backend, find_tool
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
-from jaxsearch.tools.noise import with_noise
+from jaxsearch.tools.noise import NoisySearch
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar, grammars, native
 
@@ -221,7 +221,9 @@ def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None)
   opened = functools.partial(backend.open, seed=config.seed, generator=generator)
   if not search.by_source:
     documents = sources.load_corpus(corpus) if reads else None
-    return with_noise(opened(search, corpus=documents), documents, search, config.seed)
+    back_end = opened(search, corpus=documents)
+    return NoisySearch(back_end, documents, search.noise, search.noise_each,
+                       seed=config.seed) if search.noise else back_end
   corpora = sources.load_corpora(corpus) if reads else {}
   parts = {source: opened(search, corpus=documents) for source, documents in corpora.items()}
 

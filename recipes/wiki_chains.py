@@ -198,7 +198,6 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   chains = list(itertools.islice(stream, number))
   if not chains:
     raise DataError(f'{config.data.corpus}: no question about these passages that searches can answer')
-  row_files.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
   held = sum(one.held_out for one in made)
   counts = {'questions': len(made) - held, 'held_out': held, 'own': len(own)}
   result = figures(chains, tokenizer) | counts
@@ -213,6 +212,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
     hard = lookups.mixed(asked, {kind: config.hard.get(kind.replace(' ', '_'), 0) for kind in kinds})
     write_questions(hard, out / f'{name}.jsonl')
     result[name] = len(hard)
+  # The last file: where it is, launch/smollm2.sh takes all of them for written.
+  row_files.write(out / 'chains.jsonl', ({'id': chain.question.id, 'spans': chain.spans} for chain in chains))
   return result
 
 

@@ -237,12 +237,8 @@ def make(documents: Sequence[Document], seed: int, words: int) -> list[Lookup]:
   times = Counter(one.question.question for one in made)  # a description can be that of two people
   made = [one for one in made if times[one.question.question] == 1]
   rng.shuffle(made)
-  return [numbered(one, f'lookup_{number}') for number, one in enumerate(made)]
-
-
-def numbered(lookup: Lookup, name: str) -> Lookup:
-  """Returns the lookup with `name` as the id of its question."""
-  return dataclasses.replace(lookup, question=dataclasses.replace(lookup.question, id=name))
+  return [dataclasses.replace(one, question=dataclasses.replace(one.question, id=f'lookup_{number}'))
+          for number, one in enumerate(made)]
 
 
 def _related(entity: Entity, people: Mapping[str, Entity]) -> Entity:

@@ -7,7 +7,7 @@ from jaxsearch.files import write_whole
 from jaxsearch.training import rollout_file, row_files
 
 
-def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
+def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
   path = tmp_path / 'new' / 'file.json'
   write_whole(path, 'old')
   (tmp_path / 'link').symlink_to(path)
@@ -16,6 +16,12 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path):
   assert path.read_text() == 'old' and [file.name for file in path.parent.iterdir()] == ['file.json']
   write_whole(tmp_path / 'link', 'né')
   assert path.read_text(encoding='utf-8') == 'né' and (tmp_path / 'link').is_symlink()
+  in_dev = tmp_path / 'dev' / 'file.json'
+  write_whole(in_dev, 'old')
+  monkeypatch.chdir(tmp_path.parent)
+  with pytest.raises(UnicodeEncodeError):
+    write_whole(in_dev.relative_to(tmp_path.parent), 'x' * 10**6 + chr(0xd800))
+  assert in_dev.read_text() == 'old'
   write_whole('/dev/null', 'gone')
   assert pathlib.Path('/dev/null').is_char_device()
 

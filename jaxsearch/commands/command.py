@@ -120,7 +120,7 @@ def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
 def searched_corpus(config, flags) -> str:
   """Returns the name of the corpus that is searched; '' if the back end searches elsewhere."""
   reads = tools.find_backend(config.search.backend).corpus(config.search)
-  return (flags.corpus or config.data.corpus) if reads else ''
+  return (getattr(flags, 'corpus', '') or config.data.corpus) if reads else ''
 
 
 def open_agent(config, flags, questions: Sequence, **changes) -> tuple:

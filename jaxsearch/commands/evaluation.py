@@ -62,6 +62,8 @@ def eval(config, flags) -> None:
   tiers = question_sets.read_tiers(flags.tiers) if flags.tiers else {}
   agent, _, policy = open_agent(config, flags, _questions(sets))
   assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
+  if assess is None:
+    refuse(flags, ('plots',), 'without a critic in --checkpoint')
   answer = functools.partial(answers.answer, agent, assess=assess)
   records, outcomes, made = _answer(answer, config, flags, sets, agent, policy=policy)
   scores = figures.means(records) | competence.tables(records, tiers, config.eval.right) | outcomes
@@ -127,7 +129,7 @@ def _finish(flags, result: dict, shown: dict) -> None:
   from jaxsearch.evaluation.answers import PART
   write_result(flags.out, result)
   if flags.out:
-    pathlib.Path(flags.out + PART).unlink()
+    pathlib.Path(flags.out + PART).unlink(missing_ok=True)
   print_figures(shown)
 
 
@@ -196,6 +198,8 @@ def bench(config, flags) -> None:
   corpus = searched_corpus(config, flags)
   closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
   is_judged = any(map(answers.evidence_of, _questions(sets)))
+  if not is_judged:
+    refuse(flags, ('runs',), 'without questions of BrowseComp-Plus')
   is_judged = is_judged and config.judge.kind != 'world' and config.judge.model
   judge = load_judge(config.judge, config.dtype) if is_judged else None
   if flags.url:

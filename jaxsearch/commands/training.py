@@ -24,6 +24,7 @@ from jaxsearch.commands.command import (
   progress_of,
   sampling_of,
   say,
+  searched_corpus,
   write_result,
 )
 from jaxsearch.config_check import check_files, from_saved, to_saved, without_secrets
@@ -113,7 +114,7 @@ def sample(config, flags) -> None:
   records = _sample(config, flags, source, load_questions(config, source, flags.limit), flags.n,
                     functools.partial(rejection.record, most=flags.keep))
   row_files.write(flags.out, (line for record in records for line in record['demonstrations']))
-  _part(flags.out).unlink()
+  _part(flags.out).unlink(missing_ok=True)
   print_figures(rejection.figures(records, flags.n) | {'out': flags.out})
 
 
@@ -132,7 +133,7 @@ def _sample(config, flags, source: str, questions: Sequence, number: int, record
   from jaxsearch.evaluation.manifest import made_with
   agent, key, weights = open_agent(config, flags, questions, **changes)
   sampling = sampling_of(flags, config.sampler.temperature)
-  about = made_with(config, questions=source, corpus=getattr(flags, 'corpus', '')) | {
+  about = made_with(config, questions=source, corpus=searched_corpus(config, flags)) | {
     'weights': weights, 'temperature': sampling.temperature, 'n': number,
     'keep': getattr(flags, 'keep', None), 'source': source, 'questions': len(questions)}
   kept = answers.Kept(flags.out, without_secrets(about), len(questions))
@@ -193,9 +194,9 @@ def tiers(config, flags) -> None:
                     **config.critic_warmup.closed_book)
   tiers = curation.tiers_by(records)
   row_files.write(flags.out, [{'id': name, 'tier': tier} for name, tier in tiers.items()])
-  _part(flags.out).unlink()
   if flags.mixed:
     write_questions(curation.mixed(questions, tiers), flags.mixed)
+  _part(flags.out).unlink(missing_ok=True)
   sources = {question.metadata.get('source') for question in questions} - {None}
   of = {source: [tiers[question.id] for question in questions if question.metadata.get('source') == source]
         for source in sorted(sources)}
@@ -247,7 +248,8 @@ def sweep(config, flags) -> None:
   trials = sweep.plan(config)
   check_place('config.out', config.out, folder=True)
   failed = [] if flags.report_only else sweep.train_all(trials, config.parallel)
-  print(f'table: {sweep_report.write(config, trials)}')
+  if len(failed) < len(trials):
+    print(f'table: {sweep_report.write(config, trials)}')
   if failed:
     raise SystemExit(1)
 

@@ -62,6 +62,8 @@ def _csv(path: Path, delimiter: str = ',') -> Iterator[tuple[str, dict]]:
     rows = csv.DictReader(io.TextIOWrapper(file, encoding='utf-8-sig', newline=''), delimiter=delimiter)
     try:
       for row in rows:
+        if None in row:
+          raise DataError(f'{path}:{rows.line_num}: more cells than columns')
         yield f'{path}:{rows.line_num}', row
     except (csv.Error, UnicodeError) as error:
       raise DataError(f'{path}:{rows.line_num}: {error}') from error

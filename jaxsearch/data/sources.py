@@ -89,10 +89,6 @@ def files_of(name: str) -> list[str]:
   return [path for source, path in _parts(name) if source not in registry.ENTRIES['questions']]
 
 
-def missing_files(name: str) -> list[str]:
-  """Returns those of `files_of` that are not there."""
-  return [path for path in files_of(name) if not os.path.exists(path)]
-
 
 def hash_of(name: str) -> str | None:
   """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""

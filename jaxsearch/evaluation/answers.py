@@ -8,7 +8,6 @@ import collections
 import dataclasses
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +22,7 @@ from jaxsearch.evaluation.figures import Record, means, record_of
 from jaxsearch.evaluation.question_sets import read_held_out
 from jaxsearch.evaluation.results import records_of
 from jaxsearch.files import naming, no_link
+from jaxsearch.flags import say
 from jaxsearch.parallel import transfer
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import Agent, rollout
@@ -110,9 +110,9 @@ class Kept:
     self.total, self.records = total, collections.defaultdict(dict)
     if not path:
       return
-    say = lambda text: print(f'jaxsearch: {text}', file=sys.stderr)
     first, *rows = row_files.read(path) or [{}]
-    if 'identity' in first and not (differing := _differing(first['identity'], identity)):
+    differing = _differing(first['identity'], identity) if 'identity' in first else 'it does not say which'
+    if not differing:
       with naming(path), open(path, 'rb+', opener=no_link) as file:
         file.truncate(file.read().rfind(b'\n') + 1)  # a line that a kill cut short
       self.records = records_of(rows)

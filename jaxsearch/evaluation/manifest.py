@@ -6,7 +6,6 @@ same.
 
 import dataclasses
 import hashlib
-import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -37,7 +36,7 @@ def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]
   read = {name: {'path': without_secrets(path), 'sha256': sources.hash_of(path)}
           for name, path in files.items() if path}
   return {'jaxsearch': jaxsearch.__version__, 'jax': jax.__version__, 'device': jax.devices()[0].device_kind,
-          'config': json.loads(json.dumps(to_saved(config))), 'files': read}
+          'config': to_saved(config), 'files': read}
 
 
 def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent, *,
@@ -89,7 +88,7 @@ def weights(path: str, step: int | None = None) -> dict[str, Any]:
   """Identifies weights by path, size and time of their last change; those of a run's `step` without size."""
   folder = pathlib.Path(path)
   files = [file.stat() for file in ([folder] if folder.is_file() else folder.glob('*.safetensors'))]
-  of_run = folder / 'checkpoints' / str(step), folder.parent / str(step)
+  of_run = folder / 'checkpoints' / str(step), folder / str(step), folder.parent / str(step)
   saved = [place.stat() for place in of_run if place.is_dir()]
   return {'path': path, 'step': step, 'bytes': sum(file.st_size for file in files),
           'modified': max((file.st_mtime for file in (*files, *saved)), default=None)}

@@ -46,8 +46,8 @@ def evidence_of(record: Record) -> dict[str, Any]:
 
   A box is forfeited if it was written before any documents were found.
   """
-  written = policy_spans(record)
-  texts = [span['text'] for span in written]
+  written = [span for span in policy_spans(record) if span.get('segment') != 'summary']
+  texts = [span.get('said', span['text']) for span in written]
   box = formats.only_box(texts, grammar.EVIDENCE) or ''
   forfeited = bool(box) and r_search.unfounded(texts, ['found' in span for span in written])
   return {'evidence': '' if forfeited else box, 'forfeited': forfeited}

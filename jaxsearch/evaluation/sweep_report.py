@@ -127,8 +127,9 @@ def decide(config: ml_collections.ConfigDict, runs: Sequence[SweepRun]) -> dict[
   `area` and `end` have the mean and, but for the baseline, a `difference` (mean, low, high, p) and
   `seeds_needed` to find one of MARGIN; the area also the `corrected` p and the `verdict` of each variant of
   `config.primary` (all if empty). {} for runs whose evaluations do not say what each question got, or asked
-  different ones.
+  different ones. Runs with probes are left out, as their tokens are not the method's.
   """
+  runs = [run for run in runs if not any(row.get('probed') for row in read_rows(run.out / 'metrics.jsonl'))]
   decided = {}
   for temperature in dict.fromkeys(row['temperature'] for run in runs for row in evaluations(run)):
     each = {run: [row for row in evaluations(run) if row['temperature'] == temperature] for run in runs}
@@ -248,10 +249,8 @@ def verdict_rows(variants: Mapping[str, Mapping]) -> list[list[str]]:
   rows = [['variant', 'area', 'Δ area', 'p', 'verdict', 'seeds needed', 'end', 'Δ end']]
   figure = Figure('', None, 1, '.1f')
   for name, of in variants.items():
-    gaps = [of[measure].get('difference', {'mean': None, 'low': None, 'high': None})
-            for measure in ('area', 'end')]
-    area, end = (figure.shown(gap['mean'], gap['low'], gap['high'], sign='+') if gap['mean'] is not None
-                 else '' for gap in gaps)
+    gaps = [of[measure].get('difference') for measure in ('area', 'end')]
+    area, end = (figure.shown(gap['mean'], gap['low'], gap['high'], sign='+') if gap else '' for gap in gaps)
     corrected = of['area'].get('corrected')
     rows.append([escaped(name, 'markdown'), figure.shown(of['area']['mean']), area,
                  '' if corrected is None else f'{corrected:.3f}', of['area'].get('verdict', ''),

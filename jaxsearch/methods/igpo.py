@@ -77,4 +77,5 @@ def credit(groups: Groups, context: Context, *, gamma: float = 1.0, joint: bool 
   for chain in itertools.chain(*chains):
     later = 0.0
     for node in reversed(chain):
-      node.advantages = later = node.advantages + gamma * later
+      is_turn = node.data.get('segment') != 'summary'
+      node.advantages = later = node.advantages + (gamma if is_turn else 1.0) * later

@@ -14,7 +14,6 @@ from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Stop, Tree
 
-FORMAT_REWARD = 0.1
 TAGS = grammar.RESEARCH
 
 
@@ -36,7 +35,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
 
 def reward(tree: Tree) -> float:
   """Returns the F1 of the answer if it is not 0, else 0.1 for the right format (eq. 2)."""
-  return f1(tree.answer, tree.question.golden_answers) or FORMAT_REWARD * tree.metrics['format']
+  return f1(tree.answer, tree.question.golden_answers) or 0.1 * tree.metrics['format']
 
 
 def credit(groups: Groups, context: Context, *, normalize_std: bool = True, singleton: str = 'raw') -> None:

@@ -38,8 +38,7 @@ def grow(question: Question, tree: Tree, *, k: int = 5, budget: int = 4, eta: fl
   tree.metrics['found'] = 0
   node = start(tree, question, template, chat)
   if rewards == 'none':
-    yield from act(tree, node, turns=budget, max_tokens=max_tokens)
-    return
+    return (yield from act(tree, node, turns=budget, max_tokens=max_tokens))
   tree.metrics.update(judge_unreadable=0, turns=0)
   for step in range(1, budget + 1):
     tree.metrics['turns'] = step
@@ -74,11 +73,13 @@ def completed(candidates: Sequence[Action], tree: Tree, steps: int,
               max_tokens: int) -> Growth[list[list[Action]]]:
   """Completes a chain from each candidate with at most `steps` more actions, none of which is trained.
 
-  As in Search-R1 the chain goes on after a malformed action. Returns its actions, the candidate first.
+  As in Search-R1 the chain goes on after a malformed action, unless it ends there. Returns its actions, the
+  candidate first.
   """
   chains = [[candidate] for candidate in candidates]
   for _ in range(steps):
-    open_ = [chain for chain in chains if chain[-1].answer is None and chain[-1].node.stop not in NO_ROOM]
+    open_ = [chain for chain in chains if chain[-1].answer is None and not chain[-1].ends
+             and chain[-1].node.stop not in NO_ROOM]
     ends = [chain[-1].node.append(chain[-1].observation, Role.OBSERVATION) for chain in open_]
     actions = [read(span) for span in (yield [
       Generate(end, stop=tree.grammar.stops, max_tokens=max_tokens) for end in ends])] if ends else []

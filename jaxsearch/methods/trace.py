@@ -14,7 +14,6 @@ from jaxsearch.data.questions import Question
 from jaxsearch.methods import Context, Groups, tree_grpo
 from jaxsearch.methods.actions import abreast
 from jaxsearch.methods.search_r1 import start
-from jaxsearch.methods.tree_grpo import chain
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Tree
 
@@ -34,13 +33,13 @@ def grow(question: Question, tree: Tree, *, extra: int = 2, success: Sequence[fl
   """
   tree.metrics['found'] = 0
   prompt = start(tree, question, template, chat, tools=max_turns > 0)
-  turns = [prompt, *(yield from chain(tree, prompt, max_turns, max_tokens))]
+  turns = [prompt, *(yield from tree_grpo.chain(tree, prompt, max_turns, max_tokens))]
   answer, stop, right = tree.answer, tree.stop, question.score(tree.answer)
   predicted = np.array([success[min(turn, len(success) - 1)] for turn in range(len(turns))])
   numbers = allocate(lambda n: contradicted(predicted, right, n + 1) - contradicted(predicted, right, n),
                      np.zeros(len(turns), int), extra)
   begun = [node for node, number in zip(turns, numbers) for _ in range(number)]
-  yield from abreast([chain(tree, node, max_turns, max_tokens) for node in begun])
+  yield from abreast([tree_grpo.chain(tree, node, max_turns, max_tokens) for node in begun])
   tree.answer, tree.stop = answer, stop
 
 

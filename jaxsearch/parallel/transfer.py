@@ -84,9 +84,7 @@ def local_rows(array: jax.Array) -> np.ndarray:
 
 def place_local(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
   """Places [n, R, …], split along axis 1, from the [n, R / processes, …] that each process has."""
-  n, rows, *rest = np.shape(values)
-  shape = n, rows * jax.process_count(), *rest
-  return jax.make_array_from_process_local_data(sharding, np.asarray(values), shape)
+  return jax.make_array_from_process_local_data(sharding, np.asarray(values))
 
 
 def whole(array: jax.Array) -> np.ndarray:
@@ -218,7 +216,9 @@ class NotFinite(ValueError):
 
 def check_finite(params: Any, name: object) -> None:
   """Raises NotFinite where `params`, those of `name`, have values that are not; all processes call it."""
-  for path, finite in jax.tree.leaves_with_path(jax.device_get(_finite(params))):
+  with issuing():
+    found = _finite(params)
+  for path, finite in jax.tree.leaves_with_path(jax.device_get(found)):
     if not finite:
       where = jax.tree_util.keystr(path, simple=True, separator='/')
       raise NotFinite(f'{name}: {where} has values that are not finite')

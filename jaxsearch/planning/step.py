@@ -106,7 +106,8 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
   """
   rounds = work.trees * work.branches / (hosts * slots)
   steps = max(1, math.ceil(rounds) if whole else rounds) * (work.turns + 1) * work.tokens
-  kept = min(config.credit.get('keep', work.trees), work.trees)  # CuSearch trains on some
+  some = config.credit.get('strategy', 'full') != 'full'  # of CuSearch's
+  kept = min(config.credit.keep, work.trees) if some else work.trees
   updates = math.ceil(kept / (config.train.mini_batch * work.chains or kept))
   rows = math.ceil(work.trained * kept / work.trees / config.train.row_length)
   micro = updates * math.ceil(rows / updates / config.train.micro_rows)

@@ -41,6 +41,7 @@ class Device:
   _windows: Sequence[int]
   _counts: dict[int, list[int]]
   _kernel: str | None  # the platform whose kernel decodes; then there is no front
+  _seated: dict[int, Path]  # by lane * width + seat
 
   def __init__(self, tokenizer: Any):
     self.tokenizer, self.pools = tokenizer, None
@@ -48,7 +49,6 @@ class Device:
     self.seconds_on_device = 0.0  # of a rollout, in which the host waited for results
     self._stops: dict[tuple, int] = {}  # the first state of the automaton of each rule
     self._states = 0  # in use
-    self._seated: dict[int, Path] = {}  # by lane * width + seat
     self.clear_front()
 
   def put(self, tree):
@@ -86,7 +86,8 @@ class Device:
     if self._mesh is None and len(devices) > 1:
       raise ValueError(f'the parameters lie on {len(devices)} devices: give the Engine their mesh')
     self.unload()  # never two copies
-    self._params = self._prepare(params)
+    with transfer.issuing():  # the refiner's are loaded when asked, perhaps beside an update
+      self._params = self._prepare(params)
     self._cache = self._allocate() if self._cache is None else self._cache
     self.pools = self.pools or [Pool(self._pages) for _ in range(self.lanes)]
     self.forget()

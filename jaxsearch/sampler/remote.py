@@ -312,7 +312,8 @@ class RemoteEngine:
     """Returns a reply to `ids` with the log-probabilities that the server left out."""
     for place, token in enumerate(reply.tokens):
       if reply.logprobs[place] is None:
-        body = self.protocol.score_all([*ids, *reply.tokens[:place]], self.tokenizer.eos_ids[0])
+        end = (*self.tokenizer.eos_ids, self.tokenizer.pad_id)[0]
+        body = self.protocol.score_all([*ids, *reply.tokens[:place]], end)
         asked = self._ask(servers, body, functools.partial(self.protocol.read_all, token=token))
         reply.logprobs[place], = asked.logprobs
     return reply

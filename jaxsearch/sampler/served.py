@@ -108,7 +108,8 @@ class ServedDecoding(contextlib.nullcontext):
 
   def _append(self, pending: Pending, span: Span) -> Any:
     request = pending.request
-    node = request.node.append(span.tokens, Role.POLICY, sampler_logprobs=span.logprobs)
+    logprobs = span.logprobs if span.tokens else []  # as our own engine has them
+    node = request.node.append(span.tokens, Role.POLICY, sampler_logprobs=logprobs)
     cut = span.stop == LENGTH and self.length - request.node.length < request.max_tokens
     node.stop = Stop.CONTEXT_FULL if cut else span.stop
     if span.version is not None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxsearch.data.questions import Question
+from jaxsearch.tools.python_sandbox import CHARACTERS
 
 KINDS = ('working', 'empty', 'irrelevant', 'garbage')
 LETTERS = [chr(code) for code in (*range(0x21, 0x7f), *range(0xa1, 0x180))]
@@ -37,8 +38,12 @@ def with_others(questions: Sequence[Question]) -> list[Question]:
 
 
 def program(kind: str, code: str, question: Question) -> str:
-  """Returns what is run instead of `code`: for 'irrelevant' a search for the other question."""
-  return f'print(search({question.metadata["other"]!r}))' if kind == 'irrelevant' else code
+  """Returns what is run instead of `code`: for 'irrelevant' a search for the other question.
+
+  Of a long one, such as FinQA's with its report, for the end: there it asks.
+  """
+  other = question.metadata.get('other', '')[-CHARACTERS:]
+  return f'print(search({other!r}))' if kind == 'irrelevant' else code
 
 
 def apply(kind: str, output: str, rng: np.random.Generator) -> str:

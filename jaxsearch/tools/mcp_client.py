@@ -85,7 +85,7 @@ class McpServer:
     def check(arguments: Any) -> Mapping[str, Any]:
       try:
         wrong = jsonschema.exceptions.best_match(fitting.iter_errors(arguments))
-      except (RecursionError, referencing.exceptions.Unresolvable) as error:
+      except (RecursionError, OverflowError, referencing.exceptions.Unresolvable) as error:
         raise ValueError(f'{tool.usage}: its schema cannot be checked ({type(error).__name__})') from error
       if wrong:
         place = '.'.join(map(str, wrong.path)) or 'arguments'
@@ -102,7 +102,8 @@ class McpServer:
   def call(self, name: str, arguments: Mapping[str, Any]) -> str:
     """Returns the text of a result, which may say what was wrong with the arguments. Raises McpError."""
     result = self._ask(lambda client: client.call_tool(name, dict(arguments)))
-    text = '\n'.join(getattr(block, 'text', f'[{block.type}]') for block in result.content)
+    blocks = [(block.type, getattr(block, 'resource', block)) for block in result.content]
+    text = '\n'.join(getattr(block, 'text', f'[{kind}]') for kind, block in blocks)
     text = text or json.dumps(result.structured_content, ensure_ascii=False)
     return ('The tool reports an error: ' if result.is_error else '') + text[:RESULT]
 

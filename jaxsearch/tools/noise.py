@@ -9,7 +9,6 @@ import hashlib
 import json
 import types
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -58,10 +57,3 @@ class NoisySearch:
     others = (self._corpus[number] for number in rng.permutation(len(self._corpus)))
     fitting = (other for other in others if not {other.id, other.title} & known)
     return [other for _, other in zip(found, fitting)]
-
-
-def with_noise(back_end: SearchBackend, corpus: Sequence[Document], settings: Any,
-               seed: int) -> SearchBackend:
-  """Returns the back end as `noise` and `noise_each` of config.search say."""
-  noisy = functools.partial(NoisySearch, back_end, corpus, settings.noise, settings.noise_each)
-  return noisy(seed=seed) if settings.noise else back_end

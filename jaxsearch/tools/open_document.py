@@ -57,7 +57,7 @@ class OpenDocument(ToolCall):
     return Page(title, lines[self.line - 1:][:WINDOW], self.line, len(lines)) if lines else title
 
   def cut(self, reply, tools, room, tokenizer):
-    if isinstance(reply, str):
+    if not isinstance(reply, Page):  # a text, or a failure
       return super().cut(reply, tools, room, tokenizer)
     room, show = min(tools.max_observation, room - tools.answer_reserve), self.show or str
     window = lambda size: str(dataclasses.replace(reply, lines=reply.lines[:size]))

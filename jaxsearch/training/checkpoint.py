@@ -16,6 +16,7 @@ see `newest`. What is not finite is neither saved nor read.
 """
 
 import contextlib
+import json
 import logging
 import os
 import pathlib
@@ -54,7 +55,8 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> Store:
   sys.unraisablehook = _without_echoes
   return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
     preservation_policy=policies.LatestN(keep), create=keep is not None,
-    cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu'))
+    cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu',
+    async_options=ocp.AsyncOptions(timeout_secs=transfer.PATIENCE)))  # disks may be slow
 
 
 def _without_echoes(unraisable) -> None:
@@ -80,6 +82,7 @@ def save(manager: Store, step: int, state: TrainState, host: dict[str, Any]) -> 
   transfer.check_finite(arrays, path)
   dtype = jax.tree.leaves(state.params)[0].dtype.name
   params = arrays.pop('params')
+  host = json.loads(json.dumps(host))  # it is written later, and the next step changes some of it
   with _writing(path):
     manager.save(step, args=ocp.args.Composite(
       params=ocp.args.StandardSave(params), rest=ocp.args.StandardSave(arrays),
@@ -114,13 +117,19 @@ def restore_host(manager: Store, step: int) -> dict[str, Any]:
 
 
 def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
-  """Reads items; files that are cut short, empty or gone are a BrokenCheckpoint."""
+  """Reads items; files that are cut short, empty or gone, for any process, are a BrokenCheckpoint of all."""
+  restored = error = None
   try:
-    return manager.restore(step, args=ocp.args.Composite(**items))
+    restored = manager.restore(step, args=ocp.args.Composite(**items))
   except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
     raise
-  except Exception as error:
-    raise BrokenCheckpoint(f'{manager.directory / str(step)} cannot be read ({_reason(error)})') from error
+  except Exception as caught:
+    error = caught
+    ocp.multihost.sync_global_processes('Checkpointer:restore')  # there Orbax has the others wait
+  fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
+  if faults := list(filter(None, transfer.gather_objects(fault))):
+    raise BrokenCheckpoint(faults[0]) from error
+  return restored
 
 
 @contextlib.contextmanager
@@ -147,16 +156,15 @@ def newest(manager: Store, read: Callable[[int], Loaded], warn: bool = True) -> 
   With `warn` it names those that cannot be read. Raises BrokenCheckpoint if that is all of them.
   """
   faults = []
-  for step in all_steps(manager):
+  for step in transfer.broadcast(all_steps(manager)):  # a network disk may show one host more than another
     try:
-      loaded, fault = read(step), ''
+      loaded = read(step)
     except BrokenCheckpoint as error:
-      loaded, fault = None, str(error)
-    if not any(everywhere := transfer.gather_objects(fault)):
-      for fault in faults if warn else ():
-        say(f'{fault}; using that of step {step}')
-      return loaded
-    faults.append(next(filter(None, everywhere)))
+      faults.append(str(error))
+      continue
+    for fault in faults if warn else ():
+      say(f'{fault}; using that of step {step}')
+    return loaded
   if faults:
     raise BrokenCheckpoint(f'{"; ".join(faults)}; there is no other checkpoint')
   return None

@@ -100,6 +100,7 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
     em_before = policy.em(held_out, 0) if moves else None
     policy.engine.unload(cache=True)
     student = Student(config, model_config, params, mesh, began)
+    del params  # its state has a copy
     curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state, check=same)
     run.start()
@@ -254,7 +255,7 @@ class Policy:
     grows = {kind: setup.bind_grow(config, **_changes(config.critic_warmup, kind)) for kind in curation.KINDS}
     grow = lambda question, tree: grows[question.metadata['kind']](question, tree)
     agent = Agent(self.engine, grow, Tools(), Sampling(config.sampler.temperature),
-                  setup.open_grammar(config, self.engine.tokenizer))
+                  setup.open_grammar(config, self.engine.tokenizer, self._tools(False)))
     key = jax.random.fold_in(jax.random.key(config.seed), seed)
     for with_second in (False, True):
       asked = {place: dataclasses.replace(question, metadata=question.metadata | {'kind': kind})

@@ -122,7 +122,11 @@ def resume(run: RunFolder, learner: Learner,
   Returns (the rollout that was one step ahead, or None; the questions that go on in the next step).
   Raises ValueError if the run has another config, or began with another model than `config.model` names now.
   """
-  check = lambda host: hub.check_base(host, learner.fingerprint, learner.config.model)
+  def check(host: dict) -> None:
+    hub.check_base(host, learner.fingerprint, learner.config.model)
+    if 'memory' not in host:
+      raise ValueError(f'{learner.config.out} holds a run of `jaxsearch sft`: set another out')
+
   learner.state, host = run.restore(learner.state, check)
   if host is None:
     return None, []

@@ -102,12 +102,14 @@ class RunFolder(contextlib.ExitStack):
               check: Callable[[dict], None] = lambda host: None) -> tuple[TrainState, dict | None]:
     """Reads (state, host) of the newest checkpoint that can be read; (`state`, None) in a new run.
 
-    Raises ValueError if the run has another config, if `check(host)` does, or if no checkpoint can be read.
+    The memory of `state` is freed before a checkpoint is read. Raises ValueError if the run has another
+    config, if `check(host)` does, or if no checkpoint can be read.
     """
     def read(step: int) -> tuple[int, TrainState, dict]:
       host = checkpoint.restore_host(self._manager, step)
       check_same_run(host['config'], self.config)
       check(host)
+      jax.tree.map(lambda x: x.delete(), state)  # or both would lie on the devices
       return step, checkpoint.restore(self._manager, step, state), host
 
     self.last_step, state, host = checkpoint.newest(self._manager, read) or (0, state, None)

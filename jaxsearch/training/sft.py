@@ -136,10 +136,13 @@ def train(config: ConfigDict) -> dict[str, float]:
     if config.lora.rank:
       base, params = params, setup.new_adapter(config, model_config, mesh)
     state, learn = open_imitation(config, model_config, params, mesh, base)
+    del params  # the state has a copy
     digest = sources.hash_of(config.sft.demonstrations)
 
     def check(host: dict) -> None:
       hub.check_base(host, fingerprint, config.model)
+      if 'memory' in host:
+        raise ValueError(f'{config.out} holds a run of `jaxsearch train`: set another out')
       if host.get('demonstrations', digest) != digest:
         raise ValueError(f'sft.demonstrations={config.sft.demonstrations!r} has changed since this run began')
 

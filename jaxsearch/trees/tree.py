@@ -243,7 +243,8 @@ def _plain(value: Any) -> Any:
 def spans(tree: Tree) -> list[dict]:
   """Returns what is shown of a tree: its spans depth first, each with role and text.
 
-  Where present also `found`, how many documents its search found; `segment`, its kind, with `tokens`, how
+  Where present also `said`, of a span of the policy the text without thoughts, if the grammar knows such;
+  `found`, how many documents its search found; `segment`, its kind, with `tokens`, how
   many; `value`, the critic's before the span; `advantage`, if all its tokens share one; `parent`, the index
   of the span that it follows, if not the one before it; `dropped`, true in a branch that was not continued;
   `folded`, true if a fold removed the span from the context; on the first span of the shorter path `fold`,
@@ -259,6 +260,8 @@ def spans(tree: Tree) -> list[dict]:
     if not node.tokens:
       continue
     span = {'role': node.role.value, 'text': node.text}
+    if node.role is Role.POLICY and (said := tree.grammar.content(node)) != node.text_without_end:
+      span['said'] = said
     if documents := node.data.get('documents'):
       span['found'] = len(documents)
     if 'segment' in node.data:

@@ -25,10 +25,6 @@ def _titled(text: str, title: str) -> bool:
   return any(f'{before}{title}{after}' in text for before, after in around)
 
 
-def _shown(text: str, step: dict) -> bool:
-  """Tells whether a text shows the document that a step needs."""
-  return _titled(text, step['query'])
-
 
 def _score(item: Item) -> int:
   steps = item.question.metadata['steps']
@@ -38,18 +34,19 @@ def _score(item: Item) -> int:
   if isinstance(item, Collections):
     before, useful = '', 0
     for text in item.collections:
-      useful += any(_shown(text, step) and not _shown(before, step) for step in steps)
+      useful += any(_titled(text, step['query']) and not _titled(before, step['query']) for step in steps)
       before += text
     return useful
   # The step whose document was not found yet.
-  coming = next((step for step in steps if not _shown(item.context, step)), None)
+  coming = next((step for step in steps if not _titled(item.context, step['query'])), None)
   if isinstance(item, Thinking):
     if coming is None:
       return int(steps[-1]['finding'] in item.thinking)
     names = lambda step: ATTRIBUTES[step['attribute']]['sought'] in item.thinking
     return 1 if names(coming) else 0 if any(map(names, steps)) else -1
   query = normalize_answer(item.query)
-  if coming is not None and query == normalize_answer(coming['query']) and _shown(item.documents, coming):
+  if coming is not None and query == normalize_answer(coming['query']) and _titled(
+      item.documents, coming['query']):
     return 1
   gold = {normalize_answer(step['query']) for step in steps}
   return 0 if query in gold and not _titled(item.context, item.query) else -1

@@ -30,7 +30,7 @@ def write(config: ml_collections.ConfigDict, path: str | os.PathLike, number: in
   rejection.write(path, [fitting])
   return {'chains': len(fitting), 'too_long': len(trees) - len(fitting),
           'folds': sum(tree.metrics['folds'] for tree in fitting) / max(len(fitting), 1),
-          'longest': max(leaf.length for tree in fitting for leaf in tree.leaves())}
+          'longest': max((leaf.length for tree in fitting for leaf in tree.leaves()), default=0)}
 
 
 def grown(config: ml_collections.ConfigDict, tokenizer, question: Question) -> Tree:

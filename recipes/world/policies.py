@@ -140,10 +140,10 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
                 params: dict, made: Iterator[Example | Tree] | None = None) -> dict:
   """Trains a stage from `params`, on the examples `made` for it, logs to the terminal and saves it.
 
-  Loads it instead if its folder exists.
+  Loads it instead if it is saved.
   """
   folder, stage = pathlib.Path(config.out) / name, config[name]
-  if folder.exists():
+  if (folder / 'config.json').exists():  # the last file that `hub.save` writes
     return hub.load(folder).params
   run = config.copy_and_resolve_references().unlock()
   run.steps = stage.updates

@@ -221,6 +221,7 @@ def test_single_hop_benchmarks_as_their_authors_publish_them(tmp_path, name):
 
 @pytest.mark.parametrize(('name', 'text', 'message'), [
   ('popqa', 'id\tquestion\tpossible_answers\n1\tWho?\tnone\n', "'possible_answers' is no JSON: 'none'"),
+  ('popqa', 'id\tquestion\tpossible_answers\n1\tWho?\t[]\tmore\n', 'more cells than columns'),
   ('triviaqa', '{"Questions": []}', "no key 'Data'"), ('bamboogle', 'Question,Answer\nWho?,\n', '2: no gold'),
   ('nq', '{"question": "Who?", "answer": [" "]}', 'no gold answer'),
   ('nq', '{"question": "Who?", "answer": {"value": "<unk>", "aliases": []}}', 'no gold answer')])

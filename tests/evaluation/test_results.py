@@ -29,3 +29,10 @@ def test_what_is_kept_of_an_answer_in_two_rows_is_one_record(tmp_path):
   kept.add({0: answered})
   kept.add({0: {'judged': 1.0}})
   assert results.read_predictions(kept.path) == [answered | {'judged': 1.0}] == kept.all()
+
+
+def test_rows_without_an_identity_are_of_another_evaluation(tmp_path, capsys):
+  path = tmp_path / f'r.json{answers.PART}'
+  path.write_text('{"number": 0, "record": {}}\n')
+  assert not answers.Kept(str(tmp_path / 'r.json'), {}, 1).records
+  assert 'of another evaluation (it does not say which); starting again' in capsys.readouterr().err

@@ -216,6 +216,8 @@ def test_a_run_with_probes_has_no_costs(config, runs):
   assert found['Full']['figures'].keys() - found['Auto']['figures'].keys() == {
     'tokens_generated', 'tokens_prefilled', 'seconds'}
   assert found['Auto']['relative'].keys() == {'em@1.0', 'em@0.0'}  # table 5 has no time of it
+  rewrite(runs, lambda run, row: row | {'em_each': [0, 1]}, 'evaluations')
+  assert sweep_report.summary(config, runs)['verdicts']['1.0']['variants'].keys() == {'Full'}
 
 
 def test_verdicts_compare_areas_at_equal_tokens(config, runs):

@@ -41,6 +41,19 @@ def test_what_three_chains_get(gamma, joint, golden):
     np.testing.assert_allclose(got, expected, atol=2e-5)
 
 
+def test_a_summary_is_no_turn_of_the_discount():
+  trees = [chain([.5, .5], 1), chain([.1, .3], 0)]
+  for tree in trees:
+    segments(tree)[1].data['segment'] = 'summary'
+  igpo.credit([trees], context(), gamma=0.5)
+  for tree in trees:
+    first, second, last = (node.advantages for node in segments(tree))
+    bare = [chain([.5, .5], 1), chain([.1, .3], 0)]
+    igpo.credit([bare], context(), gamma=0.0)
+    own = [node.advantages for node in segments(bare[trees.index(tree)])]
+    np.testing.assert_allclose([first, second], [own[0] + 0.5 * (own[1] + last), own[1] + last], rtol=1e-5)
+
+
 def test_a_chain_alone_and_a_chain_without_an_answer():
   trees = [chain([.7], 1)]
   igpo.credit([trees], context())

@@ -4,13 +4,14 @@ import dataclasses
 
 import pytest
 
+from jaxsearch.evaluation import rstool
 from jaxsearch.methods import carl, cusearch, find_method, r_search, search_r1, search_r2, slate, step_search
 from jaxsearch.methods.actions import Action
 from jaxsearch.sampler.requests import Generate, RunPython, Score, Search, ToolFailure
 from jaxsearch.tools import find_tool
 from jaxsearch.trees import grammar, native
 from jaxsearch.trees.grammars import Called
-from jaxsearch.trees.tree import Role, Stop
+from jaxsearch.trees.tree import Role, Stop, spans
 from tests.methods import driving
 from tests.methods.driving import segments
 from tests.trees.speaking import SMALL, small
@@ -166,6 +167,7 @@ def test_tags_that_a_thought_names_are_no_boxes(first, last):
   tree.question = dataclasses.replace(tree.question, golden_answers=('Ada Lovelace',))
   assert r_search.reward(tree) == pytest.approx(1 + tree.metrics['evidence_f1'] + 0.4)
   assert not tree.metrics['evidence_unfounded']
+  assert rstool.evidence_of({'spans': spans(tree)}) == {'evidence': 'text', 'forfeited': False}
 
 
 def test_carl_takes_no_context_and_no_answer_from_a_thought():

@@ -1,5 +1,7 @@
 """SLATE's rollout: what siblings earn, who goes on, and what the sampler computes for them."""
 
+import types
+
 import numpy as np
 import pytest
 
@@ -164,3 +166,12 @@ def test_a_sibling_may_earn_the_exact_match_of_a_chain_completed_from_it():
   assert len(tree.nodes(Role.POLICY)) == 9 and tree.answer == 'Lovelace' and not judged(requests)
   slate.credit([[tree]], context())
   assert tree.reward == 0.5
+
+
+def test_nothing_is_completed_from_an_action_that_ends_the_episode():
+  ended, malformed = (types.SimpleNamespace(answer=None, ends=ends, node=types.SimpleNamespace(stop=''),
+                                            observation='what is wrong') for ends in (True, False))
+  malformed.node.append = lambda *_: malformed.node
+  tree = types.SimpleNamespace(grammar=types.SimpleNamespace(stops=('</answer>',)))
+  asked = next(slate.completed([ended, malformed], tree, 1, 8))
+  assert len(asked) == 1

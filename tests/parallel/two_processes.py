@@ -1,6 +1,6 @@
 """Two training steps on a mesh of four devices. test_mesh.py calls `figures` and starts this file once a process.
 
-usage: two_processes.py PORT PROCESS PROCESSES [compile | wait | fail]
+usage: two_processes.py PORT PROCESS PROCESSES [compile | wait | fail | restore=FOLDER]
 """
 
 import collections
@@ -10,13 +10,15 @@ import threading
 
 import jax
 import numpy as np
+import optax
+import orbax.checkpoint as ocp
 
 from configs import base
 from jaxsearch import cli
 from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel import transfer
-from jaxsearch.training import sft
+from jaxsearch.training import checkpoint, sft
 from jaxsearch.training import state as states
 
 NUMBERS = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=2,
@@ -60,6 +62,8 @@ def main(port: str, process: str, processes: str, what: str = '') -> None:
     return wait_in_vain()
   if what == 'fail':  # the second
     sys.exit(cli.main(['nonsense']) if process else transfer.gather_objects(0))
+  if what.startswith('restore='):
+    return restore(what.removeprefix('restore='))
   check_gathering(process, processes)
   print('figures', *figures())
 
@@ -85,6 +89,27 @@ def wait_in_vain() -> None:
     except TimeoutError as error:
       found.append(str(error).split(';')[0])
   print(*found, sep=', ')
+
+
+def restore(folder: str) -> None:
+  """Prints from which step a process resumes where the second lacks a file of the newest checkpoint, and sees one more."""
+  mesh = meshes.make_mesh(1, 4, 1)
+  params = {'w': transfer.place(np.ones(8), transfer.split_over_batch(mesh, 0))}
+  state = states.create_state(params, optax.sgd(0.1), mesh)
+  with checkpoint.open_checkpoints(folder, keep=3) as manager:
+    for step in (1, 2):
+      checkpoint.save(manager, step, state, {'step': step})
+    if jax.process_index():
+      listed, read = checkpoint.all_steps, ocp.StandardCheckpointHandler.restore
+
+      def torn(self, directory, *arguments, **others):
+        if directory.parent.name == '2' and directory.name == 'rest':
+          raise FileNotFoundError('gone')
+        return read(self, directory, *arguments, **others)
+
+      checkpoint.all_steps, ocp.StandardCheckpointHandler.restore = (lambda manager: [3, *listed(manager)]), torn
+    found = checkpoint.newest(manager, lambda step: (step, checkpoint.restore(manager, step, state)))
+  print('step', found[0], float(found[1].params['w'].sum()))
 
 
 def check_gathering(process: int, processes: int) -> None:

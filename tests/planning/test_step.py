@@ -76,6 +76,8 @@ def test_cusearch_trains_on_what_it_keeps():
   rows = math.ceil(work.trained * 96 / 192 / 4096)
   updates, micro = step.calls(work, config, scored=1, hosts=2, slots=96, segment=32, prefill=2048)['update']
   assert updates == 3 and micro * 16 >= rows > (micro - updates) * 16
+  config.unlock().credit.strategy = 'full'
+  assert step.calls(work, config, scored=1, hosts=2, slots=96, segment=32, prefill=2048)['update'][0] == 6
 
 
 def test_seconds_of_phases_add_up():

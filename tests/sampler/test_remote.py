@@ -121,6 +121,7 @@ def test_a_span_ends_where_ours_does(kind, policy, tmp_path, monkeypatch):
     assert (cut.stop, len(cut.tokens)) == (LENGTH, 3)
     assert word.stop == 'ook' and word.text.startswith('<think>Look') and '</think>' not in word.text
     assert short.stop == Stop.CONTEXT_FULL and short.length == 220 and (none.stop, none.tokens) == (Stop.CONTEXT_FULL, [])
+    assert none.sampler_logprobs == []  # so a method may join it to the span before
     monkeypatch.setattr(engine.protocol, 'stops', False)  # a server that is sent no stop strings
     grown(engine, grow, count=1)
     assert [(span.tokens, span.stop) for span in ends[5:]] == [(span.tokens, span.stop) for span in ends[:5]]

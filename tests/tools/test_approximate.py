@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+from jaxsearch.files import naming
 from jaxsearch.tools import approximate, dense
 from tests.processes import small_files
 
@@ -60,6 +61,6 @@ def test_few_vectors(tmp_path, vectors, size):
 
 def test_a_disk_without_room_for_the_lists_is_named(tmp_path, vectors):
   whole = stored(tmp_path, vectors)
-  with small_files(20_000), pytest.raises(OSError, match=r'lists\.part.*File too large'):
+  with small_files(20_000), pytest.raises(OSError, match=r'lists\.part.*File too large'), naming(tmp_path):
     approximate.build(tmp_path, whole, 'float16', SILENT)
   assert not (tmp_path / 'lists.faiss').exists()

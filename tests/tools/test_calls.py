@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.requests import Call, RunPython, Search, Tools, shorten
+from jaxsearch.sampler.requests import Call, RunPython, Search, ToolFailure, Tools, shorten
+from jaxsearch.tools.open_document import OpenDocument
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar
 from jaxsearch.world import files as world
@@ -48,6 +49,12 @@ def test_what_a_call_returns_is_measured_as_the_method_shows_it():
   double = Call(lambda tools: None, show=lambda text: text * 2)
   assert double.cut('a' * 50, ALL, 41, Bytes()) == 'a' * 20
   assert Call(lambda tools: None).cut(7, ALL, 1, Bytes()) == 7
+
+
+@pytest.mark.parametrize('request_', [RunPython(None, ''), Call(str), OpenDocument(None, 'a'), Search(None, 'a')])
+def test_a_call_that_ran_out_of_time_stays_a_failure(request_):
+  failed = ToolFailure('no reply in time', 'timeout')
+  assert request_.cut(failed, ALL, 100, Bytes()) is failed
 
 
 class Shelf(list):

@@ -1,11 +1,14 @@
 """Broken tools: an irrelevant passage is what is found for another question."""
 
+import ast
+
 import pytest
 
 from configs import carl
 from jaxsearch import setup
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.tools import faults
+from jaxsearch.tools.python_sandbox import CHARACTERS
 
 
 def test_every_question_knows_another_of_its_source():
@@ -19,6 +22,12 @@ def test_every_question_knows_another_of_its_source():
   assert len({one.metadata['other'] for one in found[:-1]}) == 12
   with pytest.raises(ValueError, match='another question'):
     faults.check('irrelevant', found[-1])
+
+
+def test_of_a_long_question_the_end_is_searched_for():
+  report = Question('q', 'Who?', ('x',), {'other': 'a page of a report. ' * 100 + 'What was the profit?'})
+  query = ast.literal_eval(faults.program('irrelevant', '', report).removeprefix('print(search(')[:-2])
+  assert len(query) == CHARACTERS and query.endswith('What was the profit?')
 
 
 @pytest.mark.parametrize('group', ['grow', 'eval.grow'])

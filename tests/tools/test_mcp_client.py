@@ -137,6 +137,24 @@ def test_a_schema_that_leads_nowhere_is_said(schema):
     tool.check({'a': 1})
 
 
+@pytest.mark.parametrize('amount', [10**400, float('inf')])
+def test_a_number_that_cannot_be_checked_is_said(amount):
+  schema = {'properties': {'amount': {'type': 'number', 'multipleOf': 0.01}}}
+  tool = McpServer('no-such-command', 1.0)._tool('pay', '', schema)
+  with pytest.raises(ValueError, match='its schema cannot be checked'):
+    tool.check({'amount': amount})
+
+
+def test_the_text_of_a_resource_is_shown(monkeypatch):
+  text = mcp_client.mcp.types.TextResourceContents(uri='file:///a', text='what it says')
+  blob = mcp_client.mcp.types.BlobResourceContents(uri='file:///b', blob='AAAA')
+  blocks = [mcp_client.mcp.types.EmbeddedResource(type='resource', resource=one) for one in (text, blob)]
+  result = mcp_client.mcp.types.CallToolResult(content=blocks)
+  server = McpServer('no-such-command', 1.0)
+  monkeypatch.setattr(server, '_ask', lambda asked: result)
+  assert server.call('read', {}) == 'what it says\n[resource]'
+
+
 @pytest.mark.parametrize('schema', [{'type': 'objekt'}, {'properties': {'a': {'pattern': r'^\p{L}+$'}}}])
 def test_a_schema_that_is_none_is_said(schema):
   with pytest.raises(ValueError, match="^no-such-command: the schema of 'look' is not valid: "):

@@ -131,8 +131,9 @@ def test_a_newest_checkpoint_that_is_damaged_is_passed_over_and_made_again(two_c
   assert broken.exists()  # reading leaves it where it is
 
   with run_folder.RunFolder(changed(out=str(run), checkpoint_every=1, progress=False), shown=()) as folder:
-    state, host = folder.restore(second)
+    state, host = folder.restore(again := jax.tree.map(jnp.copy, second))
     jax.tree.map(np.testing.assert_array_equal, state, first)
+    assert all(x.is_deleted() for x in jax.tree.leaves(again))
     folder.start()
     folder.finish_step(2, {'skipped_in_a_row': 0}, second, lambda: {'decoder': host['decoder']})
   *_, resuming = errors = capsys.readouterr().err.splitlines()
@@ -147,7 +148,7 @@ def test_with_no_checkpoint_left_there_is_one_line(two_checkpoints, tmp_path, ca
   cut(run)
   named = r'checkpoints/2 cannot be read .*checkpoints/1 cannot be read .*; there is no other checkpoint$'
   with pytest.raises(ValueError, match=named), run_folder.RunFolder(changed(out=str(run)), shown=()) as folder:
-    folder.restore(two_checkpoints[1][0])
+    folder.restore(jax.tree.map(jnp.copy, two_checkpoints[1][0]))
   for command in (['export', '--out', str(tmp_path / 'out')], ['eval', '--limit=1']):
     assert cli.main([*command, f'--checkpoint={run}']) == 2
     line, = capsys.readouterr().err.splitlines()

@@ -244,6 +244,14 @@ def saved(run, step):
   return {path: np.asarray(value) for path, value in ocp.tree.to_flat_dict(found, sep='/').items()}
 
 
+def test_a_run_of_sft_is_no_run_of_train(monkeypatch):
+  monkeypatch.setattr(loop.hub, 'check_base', lambda *_: None)
+  run = types.SimpleNamespace(restore=lambda state, check: check({'demonstrations': ''}))
+  learner = types.SimpleNamespace(state=None, fingerprint=[], config=types.SimpleNamespace(model='', out='runs/a'))
+  with pytest.raises(ValueError, match='runs/a holds a run of `jaxsearch sft`: set another out'):
+    loop.resume(run, learner, None)
+
+
 def test_an_adapter_learns_on_its_base_which_is_the_reference_and_becomes_a_plain_model(config, tmp_path):
   config.lora.update(rank=4, alpha=8.0)
   config.steps, config.critic.enabled, plain = 2, False, str(tmp_path / 'plain')

@@ -18,7 +18,7 @@ from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import RunStopped, row_files, saved_policies, sft
+from jaxsearch.training import RunStopped, checkpoint, row_files, saved_policies, sft
 from jaxsearch.training import batch as batches
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
@@ -198,6 +198,10 @@ def test_a_run_out_of_memory_stops_and_resumes_with_less(config, tmp_path, monke
     'to resume')
   config.train.chunk, config.sampler.slots = config.train.chunk // 2, config.sampler.slots // 2
   sft.train(config)
+  read = checkpoint.restore_host
+  monkeypatch.setattr(checkpoint, 'restore_host', lambda *where: read(*where) | {'memory': {}})
+  with pytest.raises(ValueError, match='holds a run of `jaxsearch train`: set another out'):
+    sft.train(config)
   assert 'resuming at step 2' in capfd.readouterr().err
   assert [row['step'] for row in row_files.read(f'{config.out}/metrics.jsonl')] == [1, 2]
   assert saved_policies.load_params(config.out)[2]['step'] == 2 and config.critic.enabled

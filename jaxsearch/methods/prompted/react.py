@@ -28,8 +28,7 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
   """
   node = write(tree, 'react', prompts, chat)
   if tagged:
-    yield from search_r1.act(tree, node, turns=max_steps - 1, max_tokens=max_tokens)
-    return
+    return (yield from search_r1.act(tree, node, turns=max_steps - 1, max_tokens=max_tokens))
   sentences, hits, looked_up, answer = [], [], None, None
   for step in range(1, max_steps + 1):
     node = yield Generate(node, stop=STOPS, max_tokens=max_tokens)
