@@ -217,6 +217,7 @@ def test_a_run_with_probes_has_no_costs(config, runs):
     'tokens_generated', 'tokens_prefilled', 'seconds'}
   assert found['Auto']['relative'].keys() == {'em@1.0', 'em@0.0'}  # table 5 has no time of it
   rewrite(runs, lambda run, row: row | {'em_each': [0, 1]}, 'evaluations')
+  rewrite(runs, lambda run, row: row | {'tokens_decoded': 1000})
   assert sweep_report.summary(config, runs)['verdicts']['1.0']['variants'].keys() == {'Full'}
 
 

@@ -47,7 +47,7 @@ def state(tiny):
 def take_steps(config, state, *steps, row=ROW, before=lambda run: None):
   """Opens the run, resumes it, and finishes steps; returns (the state that it began with, the step before it)."""
   with run_folder.RunFolder(config, shown=('reward', 'loss')) as run:
-    state, _ = run.restore(state)
+    state, _ = run.restore(jax.tree.map(jnp.copy, state))  # which frees what it is given
     run.start()
     before(run)
     for step in steps:
