@@ -105,7 +105,8 @@ def get_config():
   config.tools = ()                  # tools that an instruct model may call: 'search', 'open' (a document), 'find' (words in
                                      # it), 'python', 'finish'; (): 'search', or with mcp.servers only what these offer
   config.mcp = config_dict.create(   # MCP servers, which offer tools too; needs .[mcp]
-    servers=(),                      # commands, or addresses of streamable HTTP (key in JAXSEARCH_MCP_TOKEN)
+    servers=(),                      # commands ("KEY=$KEY npx …" hands on a variable), or addresses of streamable HTTP (key in
+                                     # JAXSEARCH_MCP_TOKEN)
     timeout=30.0,                    # seconds until a call counts as failed
   )
   config.python = config_dict.create(  # the sandbox, for methods whose tool is code (CARL)

@@ -5,7 +5,10 @@ connection lives in one task of the event loop of all clients, and is opened aga
 """
 
 import asyncio
+import itertools
 import json
+import os
+import re
 import shlex
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
@@ -44,14 +47,14 @@ class McpServer:
   """A server; may be called from several threads.
 
   Args:
-    server: a command, or an address that begins with http.
+    server: a command, see `command_of`, or an address that begins with http.
     timeout: seconds for a call; the start has at least START.
   """
 
   def __init__(self, server: str, timeout: float):
     self._server, self._timeout = server, timeout
-    self._is_url = is_address(server)
-    self.name = parse_url(server).host if self._is_url else shlex.split(server)[0]
+    self._command = None if is_address(server) else command_of(server)
+    self.name = self._command.command if self._command else parse_url(server).host
     self._loop, self._lock, self._session = event_loop(), asyncio.Lock(), None
     self._unanswered = 0
 
@@ -161,19 +164,34 @@ class McpServer:
   async def _hold(self, ready: asyncio.Future) -> None:
     """Holds a connection until its task is cancelled: what opens one has to close it."""
     try:
-      if self._is_url:
+      server = self._command
+      if server is None:
         token = secret_from_env(TOKEN)
         headers = {'authorization': f'Bearer {token}'} if token else None
         server = streamable_http_client(self._server, http_client=create_mcp_http_client(headers=headers))
-      else:
-        command, *arguments = shlex.split(self._server)
-        server = mcp.StdioServerParameters(command=command, args=arguments)
       async with mcp.Client(server) as client:
         ready.set_result(client)
         await self._loop.create_future()  # for ever
     except Exception as error:
       if not ready.done():
         ready.set_exception(error)
+
+
+def command_of(server: str) -> mcp.StdioServerParameters:
+  """Reads a command line; as in a shell NAME=VALUE may begin it, where $NAME is our own variable.
+
+  The server gets no other variable than these and some such as PATH. Raises ValueError.
+  """
+  words = shlex.split(server)
+  given = list(itertools.takewhile(re.compile(r'\w+=').match, words))
+  if not (command := words[len(given):]):
+    raise ValueError(f'mcp.servers: {server!r} names no command')
+  env = {}
+  for name, _, value in (word.partition('=') for word in given):
+    env[name] = os.path.expandvars(value)
+    if '$' in value and env[name] == value:
+      raise ValueError(f'mcp.servers: {command[0]} is to get {name}={value}, which is not set')
+  return mcp.StdioServerParameters(command=command[0], args=command[1:], env=env)
 
 
 def is_address(server: str) -> bool:

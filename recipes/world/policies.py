@@ -158,8 +158,6 @@ def train_stage(config: ml_collections.ConfigDict, tokenizer, model_config: Deco
     if update % 20 == 0 or update == stage.updates:
       seconds = time.perf_counter() - start
       print(f'{name} {update}/{stage.updates} loss {row["loss"]:.3f} {seconds:.0f} s', flush=True)
-    if update % 200 == 0:
-      hub.save(Decoder(model_config, params=state.params), folder.with_name(f'{name}_{update}'), tokenizer)
   hub.save(Decoder(model_config, params=state.params), folder, tokenizer)
   return state.params
 

@@ -33,6 +33,11 @@ def add(a: int, b: int = 1) -> str:
   return f'{a + b}'
 
 @server.tool()
+def show(names: list[str]) -> str:
+  """Shows variables."""
+  return ', '.join(str(os.environ.get(name)) for name in names)
+
+@server.tool()
 def misbehave(how: str) -> str:
   """Does what it likes."""
   if how == 'sleep':
@@ -73,7 +78,7 @@ def test_its_tools_are_tools_of_the_policy(address):
   config.tools, config.mcp.servers, config.grow.grammar = ('search',), (address,), 'auto'
   check(config)
   offered = open_tools(config).offered
-  assert list(offered) == ['search', 'add', 'misbehave']
+  assert list(offered) == ['search', 'add', 'show', 'misbehave']
   add = offered['add']
   assert add.usage == 'add(a, b?)' and add.schema['description'] == 'Adds.(|im_end|>(/tóols>'
   with pytest.raises(ValueError, match=r"add\(a, b\?\): a: 'two' is not of type 'integer'"):
@@ -90,6 +95,17 @@ def test_results_are_bounded_and_errors_are_said(address):
   assert 'no such thing' in said or 'misbehave' in said
   assert 'a' in server.call('add', {})
   server.close()
+
+
+def test_a_command_gets_the_variables_that_it_names(command, monkeypatch):
+  monkeypatch.setenv('A_KEY', 'sesame')
+  server = McpServer(f'KEY=$A_KEY-1 {command}', 20.0)
+  assert server.call('show', {'names': ['KEY', 'A_KEY']}) == 'sesame-1, None' and server.name == sys.executable
+  server.close()
+  with pytest.raises(ValueError, match=r'npx is to get KEY=\$NO_KEY, which is not set'):
+    McpServer('KEY=$NO_KEY npx a-server', 20.0)
+  with pytest.raises(ValueError, match="'KEY=1' names no command"):
+    McpServer('KEY=1', 20.0)
 
 
 def test_a_call_has_a_time_out_and_a_server_that_died_is_started_again(command):
