@@ -251,7 +251,7 @@ def read_tokenizer(path):
 
 
 def episodes(tokenizer, most):
-  """Questions, each with the texts of a rollout, until what the policy writes holds more than `most` different tokens."""
+  """Questions, each with the texts of a rollout, as long as what the policy writes has at most `most` different tokens."""
   result, seen = [], set()
   for question in load_questions('world:rl'):
     asked, answer = question.question, question.golden_answers[0]

@@ -2,7 +2,7 @@
 # Sourced by the other scripts, in the repository root: the virtual environment and what goes into it.
 
 PYTHON=${PYTHON:-python3}
-# Without an accelerator JAX is set to the CPU: it would search for one, and wait. JAX_PLATFORMS, where set, is left as it is.
+# Without an accelerator JAX is set to the CPU: else it would search for one, and wait. JAX_PLATFORMS, where set, is left as it is.
 devices=$(compgen -G '/dev/nvidia[0-9]*'; compgen -G '/dev/accel[0-9]*'; compgen -G '/dev/vfio/[0-9]*'; compgen -G '/dev/dxg'
   compgen -G '/dev/kfd'; compgen -G '/dev/nvhost*') || true
 if [ -z "${JAX_PLATFORMS:-}$devices" ]; then

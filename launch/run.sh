@@ -172,7 +172,7 @@ for attempt in $(seq 0 "$RESTARTS"); do
     }
   done
   running=()
-  for server in "${beside[@]}"; do  # a dead server is why searches failed: one host starts again, several end
+  for server in "${beside[@]}"; do  # a job of one host starts again where a dead server made its searches fail
     [ "$HOSTS:$status" != 1:1 ] || kill -0 "$server" 2> /dev/null || status=75
   done
   case $status in

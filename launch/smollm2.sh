@@ -5,8 +5,8 @@
 #
 # FOLDER holds wiki_corpus.jsonl and qa/*.jsonl, see "Data" in docs/real_model.md. Rerun the same command to resume: stopped
 # stages go on, finished ones are skipped. The page says which stages were run, how long they took and what they gave. Seeds are
-# fastest in parallel, each on a core of its own (9 GiB of memory each): after the cold start, run the
-# lines with `--config.seed` below for each of them, behind `taskset -c CORE`; this script then only scores them.
+# fastest in parallel, each on a core of its own (9 GiB of memory each): after the cold start, run the lines with `--config.seed`
+# below for each of them, behind `taskset -c CORE`; this script then only scores them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source launch/environment.sh

@@ -146,7 +146,6 @@ def study(given, out) -> str:
               for lam in TOKEN_LAMBDAS}
     return row
 
-
   parts = {'truth': truth, 'others': others}
   parts |= {name: functools.partial(critic, name) for name in CRITICS}
   look = functools.partial(countries.look, pathlib.Path(given.bed), questions)

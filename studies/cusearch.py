@@ -42,7 +42,6 @@ def start_of(folder: str, depth: float) -> str:
   return f'{folder}/checkpoints/{step}' if step else ''
 
 
-
 def cosine(a, b) -> float:
   return float(a @ b / max(np.linalg.norm(a) * np.linalg.norm(b), 1e-12))
 

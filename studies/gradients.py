@@ -98,7 +98,10 @@ def moments(of: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 def figures(of: np.ndarray, scale: float, target: np.ndarray, weights: np.ndarray,
             target_weights: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the figures [D] of mini-batches [B,width], the noise times `scale`; NaN where a squared norm is <= 0."""
+  """Returns the figures [D] of mini-batches [B,width], the noise times `scale`.
+
+  Where a squared norm is not positive they are NaN, 'noise over signal' infinite.
+  """
   signal, noise = moments(of, weights)
   length, _ = moments(target, target_weights)
   products = (weights @ (of.astype(float) @ target.T) * target_weights).sum(axis=1)

@@ -9,10 +9,9 @@
 
 First the reader's F1 and EM on evidence that is complete, partial, invented, absent, and on passages. A
 reader that has under 95 % F1 on complete evidence, or with partial evidence is over 5 points better than
-without any, decides nothing. Then its EM
-with what policies found: nothing, one search for the question, all that a policy's searches found, the
-policy's evidence, gold evidence. Controls: evidence of another question, and a policy whose searches return
-random documents.
+without any, decides nothing. Then its EM with what policies found: nothing, one search for the question, all
+that a policy's searches found, the policy's evidence, gold evidence. Controls: evidence of another question,
+and a policy whose searches return random documents.
 """
 
 import functools

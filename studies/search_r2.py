@@ -128,7 +128,6 @@ def padded(lists) -> np.ndarray:
   return np.array([[*each, *[0.0] * (HOPS + 1 - len(each))] for each in lists], float)
 
 
-
 def influences(accept, cuts, gains, rewards) -> dict[str, np.ndarray]:
   """Returns each draft's contribution [N] to the terms of appendix D, which are their means.
 
@@ -234,7 +233,7 @@ def report(rows) -> str:
                    'cuts wrong ones at the first flaw': share(at_flaw[name], flaw > 0),
                    'a random cut does': share(at_flaw['random'], flaw > 0)} for name in REVIEWERS]
   missed = at_flaw['taught'][flaw > 0].mean() < LOCATED
-  about = (f'{len(notes)} questions x 1 drafts: {100 * rewards.mean():.1f} % right, {100 * astray:.1f} % '
+  about = (f'{len(notes)} questions, a draft each: {100 * rewards.mean():.1f} % right, {100 * astray:.1f} % '
            f'astray at a search. Gold chains: {of("gold chains")}; random documents: '
            f'{of("random documents")}.')
   return '\n\n'.join([about, common.table(of_reviewers), common.table(of_rows), common.table(of_terms),

@@ -18,10 +18,10 @@ def test_a_file_is_written_as_a_whole_or_not_at_all(tmp_path, monkeypatch):
   assert path.read_text(encoding='utf-8') == 'né' and (tmp_path / 'link').is_symlink()
   in_dev = tmp_path / 'dev' / 'file.json'
   write_whole(in_dev, 'old')
+  os.link(in_dev, before := tmp_path / 'before')
   monkeypatch.chdir(tmp_path.parent)
-  with pytest.raises(UnicodeEncodeError):
-    write_whole(in_dev.relative_to(tmp_path.parent), 'x' * 10**6 + chr(0xd800))
-  assert in_dev.read_text() == 'old'
+  write_whole(in_dev.relative_to(tmp_path.parent), 'new')
+  assert (in_dev.read_text(), before.read_text()) == ('new', 'old')  # it was replaced, not written into
   write_whole('/dev/null', 'gone')
   assert pathlib.Path('/dev/null').is_char_device()
 

@@ -60,10 +60,10 @@ def eval(config, flags) -> None:
     _eval_as_tool(config, flags, sets)
     return
   tiers = question_sets.read_tiers(flags.tiers) if flags.tiers else {}
-  agent, _, policy = open_agent(config, flags, _questions(sets))
   assess = agents.open_critic(config, flags.checkpoint) if flags.tiers else None
   if assess is None:
-    refuse(flags, ('plots',), 'without a critic in --checkpoint')
+    refuse(flags, ('plots',), "without a critic on the policy's backbone in --checkpoint")
+  agent, _, policy = open_agent(config, flags, _questions(sets))
   answer = functools.partial(answers.answer, agent, assess=assess)
   records, outcomes, made = _answer(answer, config, flags, sets, agent, policy=policy)
   scores = figures.means(records) | competence.tables(records, tiers, config.eval.right) | outcomes

@@ -89,7 +89,6 @@ def files_of(name: str) -> list[str]:
   return [path for source, path in _parts(name) if source not in registry.ENTRIES['questions']]
 
 
-
 def hash_of(name: str) -> str | None:
   """Returns the SHA-256 of the file or files in a name such as 'hotpotqa:A.json+B.jsonl'; None without."""
   digest, files = hashlib.sha256(), list(filter(os.path.isfile, files_of(name)))

@@ -106,7 +106,7 @@ def calls(work: Work, config: ml_collections.ConfigDict, *, scored: int, hosts: 
   """
   rounds = work.trees * work.branches / (hosts * slots)
   steps = max(1, math.ceil(rounds) if whole else rounds) * (work.turns + 1) * work.tokens
-  some = config.credit.get('strategy', 'full') != 'full'  # of CuSearch's
+  some = config.credit.get('strategy', 'full') != 'full'  # CuSearch then trains on `keep` chains
   kept = min(config.credit.keep, work.trees) if some else work.trees
   updates = math.ceil(kept / (config.train.mini_batch * work.chains or kept))
   rows = math.ceil(work.trained * kept / work.trees / config.train.row_length)

@@ -40,7 +40,7 @@ def with_others(questions: Sequence[Question]) -> list[Question]:
 def program(kind: str, code: str, question: Question) -> str:
   """Returns what is run instead of `code`: for 'irrelevant' a search for the other question.
 
-  Of a long one, such as FinQA's with its report, for the end: there it asks.
+  A long question is cut to its end, where it asks: FinQA's begins with a report.
   """
   other = question.metadata.get('other', '')[-CHARACTERS:]
   return f'print(search({other!r}))' if kind == 'irrelevant' else code

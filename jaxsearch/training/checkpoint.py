@@ -36,6 +36,7 @@ from jaxsearch.training.state import TrainState
 
 Loaded = TypeVar('Loaded')
 Store = ocp.CheckpointManager  # opaque to others, but for `close`
+BARRIER = 'jaxsearch'  # begins the names of Orbax's barriers
 
 
 class BrokenCheckpoint(ValueError):
@@ -56,7 +57,8 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> Store:
   return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
     preservation_policy=policies.LatestN(keep), create=keep is not None,
     cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu',
-    async_options=ocp.AsyncOptions(timeout_secs=transfer.PATIENCE)))  # disks may be slow
+    async_options=ocp.AsyncOptions(timeout_secs=transfer.PATIENCE),  # disks may be slow
+    multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=BARRIER)))
 
 
 def _without_echoes(unraisable) -> None:
@@ -125,7 +127,7 @@ def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
     raise
   except Exception as caught:
     error = caught
-    ocp.multihost.sync_global_processes('Checkpointer:restore')  # there Orbax has the others wait
+    ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # there Orbax has the others wait
   fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
   if faults := list(filter(None, transfer.gather_objects(fault))):
     raise BrokenCheckpoint(faults[0]) from error

@@ -55,7 +55,7 @@ def record(tree: Tree, step: int) -> dict[str, Any]:
   except (AttributeError, ValueError):
     pieces = None
   for span, node in zip(shown, nodes, strict=True):
-    for shorter in ('value', 'advantage', 'tokens'):  # of `SIGNALS` and `ids`
+    for shorter in ('value', 'advantage', 'tokens', 'said'):  # of `SIGNALS`, `ids` and `text`
       span.pop(shorter, None)
     span |= {'ids': node.tokens, 'trained': node.trained}
     span |= {'lengths': _lengths(node.tokens, pieces)} if pieces else {}

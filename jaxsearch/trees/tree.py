@@ -243,12 +243,12 @@ def _plain(value: Any) -> Any:
 def spans(tree: Tree) -> list[dict]:
   """Returns what is shown of a tree: its spans depth first, each with role and text.
 
-  Where present also `said`, of a span of the policy the text without thoughts, if the grammar knows such;
-  `found`, how many documents its search found; `segment`, its kind, with `tokens`, how
-  many; `value`, the critic's before the span; `advantage`, if all its tokens share one; `parent`, the index
-  of the span that it follows, if not the one before it; `dropped`, true in a branch that was not continued;
-  `folded`, true if a fold removed the span from the context; on the first span of the shorter path `fold`,
-  the tokens that it saves, and `after`, the index of the last span that both paths share.
+  Where present also `said`, a policy span's text as `grammar.content` has it, where that differs; `found`,
+  how many documents its search found; `segment`, its kind, with `tokens`, how many; `value`, the critic's
+  before the span; `advantage`, if all its tokens share one; `parent`, the index of the span that it follows,
+  if not the one before it; `dropped`, true in a branch that was not continued; `folded`, true if a fold
+  removed the span from the context; on the first span of the shorter path `fold`, the tokens that it saves,
+  and `after`, the index of the last span that both paths share.
   """
   shown, dropped = [], dropped_nodes(tree)
   last = {None: -1}  # node -> index of the last span on its path

@@ -25,7 +25,6 @@ def _titled(text: str, title: str) -> bool:
   return any(f'{before}{title}{after}' in text for before, after in around)
 
 
-
 def _score(item: Item) -> int:
   steps = item.question.metadata['steps']
   if isinstance(item, Answer):

@@ -126,7 +126,7 @@ def test_a_job_that_starts_again_compiles_nothing(tmp_path):
 
 
 def test_all_processes_pass_over_a_checkpoint_that_one_cannot_read(tmp_path):
-  assert two_processes(f'restore={tmp_path}') == ['step 1 8.0'] * 2
+  assert two_processes(f'restore={tmp_path}') == ['resumed 1 8.0 1 8.0'] * 2
 
 
 def test_a_process_that_others_wait_for_in_vain_is_named():

@@ -92,24 +92,31 @@ def wait_in_vain() -> None:
 
 
 def restore(folder: str) -> None:
-  """Prints from which step a process resumes where the second lacks a file of the newest checkpoint, and sees one more."""
-  mesh = meshes.make_mesh(1, 4, 1)
+  """Prints the step that is resumed from, as checkpoints are saved on a CPU and as on accelerators.
+
+  The second process cannot read the newest checkpoint, and lists one that is not there.
+  """
+  mesh, found = meshes.make_mesh(1, 4, 1), []
   params = {'w': transfer.place(np.ones(8), transfer.split_over_batch(mesh, 0))}
   state = states.create_state(params, optax.sgd(0.1), mesh)
-  with checkpoint.open_checkpoints(folder, keep=3) as manager:
-    for step in (1, 2):
-      checkpoint.save(manager, step, state, {'step': step})
-    if jax.process_index():
-      listed, read = checkpoint.all_steps, ocp.StandardCheckpointHandler.restore
+  if jax.process_index():
+    listed, read = checkpoint.all_steps, ocp.StandardCheckpointHandler.restore
 
-      def torn(self, directory, *arguments, **others):
-        if directory.parent.name == '2' and directory.name == 'rest':
-          raise FileNotFoundError('gone')
-        return read(self, directory, *arguments, **others)
+    def torn(self, directory, *arguments, **others):
+      if directory.parent.name == '2' and directory.name == 'rest':
+        raise FileNotFoundError('gone')
+      return read(self, directory, *arguments, **others)
 
-      checkpoint.all_steps, ocp.StandardCheckpointHandler.restore = (lambda manager: [3, *listed(manager)]), torn
-    found = checkpoint.newest(manager, lambda step: (step, checkpoint.restore(manager, step, state)))
-  print('step', found[0], float(found[1].params['w'].sum()))
+    checkpoint.all_steps, ocp.StandardCheckpointHandler.restore = (lambda manager: [3, *listed(manager)]), torn
+  for backend in ('cpu', 'gpu'):
+    jax.default_backend = lambda name=backend: name
+    with checkpoint.open_checkpoints(f'{folder}/{backend}', keep=3) as manager:
+      for step in (1, 2):
+        checkpoint.save(manager, step, state, {'step': step})
+      checkpoint.wait(manager)
+      step, restored = checkpoint.newest(manager, lambda step: (step, checkpoint.restore(manager, step, state)))
+      found += [step, float(restored.params['w'].sum())]
+  print('resumed', *found)
 
 
 def check_gathering(process: int, processes: int) -> None:
