@@ -223,16 +223,16 @@ def after(monkeypatch):
 
 def test_a_stopped_evaluation_resumes_to_the_same_result(folder, whole, command, after, tmp_path):
   out, part = tmp_path / 'r.json', tmp_path / 'r.json.part.jsonl'
-  first = after(5, lambda *_: signal.raise_signal(signal.SIGINT))
+  after(5, lambda *_: signal.raise_signal(signal.SIGINT))
   stopped, _, errors = command(*evaluate(folder, out))
   assert stopped == 130 and '5 of 12 answers are saved; rerun the same command to resume' in errors
   assert not out.exists()
   assert len(part.read_text().splitlines()) == 6
   part.write_text(part.read_text() + '{"number": 3, "rec')  # as kill -9 leaves it
-  second = after(None, None)
+  written = after(None, None)
   resumed, _, errors = command(*evaluate(folder, out))
   assert resumed == 0 and f'resuming: {part} has 5 answers' in errors
-  assert sorted(second) == list(range(12)) and second[:5] == first[:5] and len(second) == 12
+  assert sorted(written) == list(range(12))
   assert result(out) == whole and not part.exists()
 
 

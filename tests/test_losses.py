@@ -182,6 +182,10 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(kind):
           logp, old_, advantages_, mask, clip_low=0.2, clip_high=0.2, dual_clip=3.0)
       per_token += losses.value_loss(values, old_, returns_, mask, clip=0.2)
       per_token += losses.value_loss(values, None, returns_, mask)
+      per_token += losses.cispo(logp, old_, advantages_, mask, clip_low=0.2, clip_high=0.2)
+      ratio = losses.sequence_log_ratio(logp, old_, np.zeros((B, T), int), mask, 1)
+      per_token += losses.clipped_surrogate(
+          ratio, jnp.zeros_like(ratio), advantages_, mask, clip_low=0.2, clip_high=0.2)
       return losses.aggregate(per_token, mask) + losses.aggregate(
           losses.kl(logp, ref_, kind), mask, 'seq-mean-token-mean')
     return jax.value_and_grad(loss, argnums=(0, 1))(logp, values)

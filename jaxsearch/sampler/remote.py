@@ -171,6 +171,7 @@ class RemoteEngine:
       weakref.finalize(self, _remove, self.folder, self.run)
     self.version, self.label = 0, None
     self.homes: dict[str | None, int] = {}  # of each question, the number of its server
+    self._sharing = threading.Lock()
     self.seconds_weights, self.requests_failed, self.servers_reloaded = 0.0, 0, 0
     pieces = tokenizer.pieces(config.vocab_size)
     self._automaton = functools.lru_cache(64)(lambda stop: stops.automaton(pieces, stop, tokenizer.eos_ids))
@@ -321,8 +322,9 @@ class RemoteEngine:
   def _servers(self, request: Generate | Score) -> list[Server]:
     """Returns all servers, that of the request's question first."""
     question = request.node.tree.question
-    number = (len(self.homes) + jax.process_index()) % len(self.servers)
-    home = self.homes.setdefault(question and question.id, number)
+    with self._sharing:  # or two questions may get one number
+      number = (len(self.homes) + jax.process_index()) % len(self.servers)
+      home = self.homes.setdefault(question and question.id, number)
     return self.servers[home:] + self.servers[:home]
 
   def _read(self, reply: Any) -> Reply:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import re
+import types
 
 import jax
 import numpy as np
@@ -25,6 +26,23 @@ from tests.methods.driving import Letters
 
 SETTINGS = ['--config=quickstart', '--config.sampler.slots=8']
 MEASURED = figures.FIGURES.keys() - set(figures.FOLDS)  # of trees that nothing was folded in
+
+
+def test_each_record_says_what_was_paid_since_the_one_before(monkeypatch):
+  search = types.SimpleNamespace(paid=5, price=0.5)
+
+  def grown(agent, questions, key, *, observer, on_progress, **_):
+    for question in questions:
+      tree, search.paid = Tree(Letters(), question), search.paid + 2
+      tree.metrics = {'searches': 1}
+      observer(tree, None, {'requests': 1})
+      on_progress(1, 3, {})
+
+  monkeypatch.setattr(answers, 'rollout', grown)
+  kept, agent = answers.Kept(None, {}, 3), types.SimpleNamespace(tools=types.SimpleNamespace(search=search))
+  asked = [Question(str(n), '?', ('a',)) for n in range(3)]
+  answers.answer(agent, asked, None, kept, sampling=None, on_progress=lambda *_: None)
+  assert [record['searches_paid'] for record in kept.all()] == [2, 2, 2]
 
 
 def test_what_changes_no_answer_is_no_other_evaluation():

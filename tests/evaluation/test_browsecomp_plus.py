@@ -12,6 +12,7 @@ from jaxsearch import cli
 from jaxsearch.data import browsecomp_plus as published
 from jaxsearch.data.benchmarks import read_questions
 from jaxsearch.data.jsonl import DataError
+from jaxsearch.evaluation.browsecomp_plus import summary as summary_of
 from jaxsearch.evaluation.browsecomp_plus import verdict
 from jaxsearch.evaluation.calibration import root_mean_square_error
 from jaxsearch.rewards.match import matches
@@ -182,3 +183,11 @@ def test_the_calibration_error_is_theirs_and_the_whole_one():
   ('Exact Answer: Lyon\nParis', 0), (None, 0)])
 def test_a_stated_answer_is_matched(response, right):
   assert matches(response, ['Paris'], 'stated') == right
+
+
+def test_a_summary_has_their_calibration_error_and_the_whole_one():
+  said = [(20, number < 40) for number in range(100)] + [(80, number < 90) for number in range(150)]
+  found = summary_of([{
+    'id': str(number), 'stop': 'answered', 'prediction': 'x', 'spans': [], 'retrieved': [], 'evidence_recall': 1.0,
+    'confidence': confidence, 'judged': float(right)} for number, (confidence, right) in enumerate(said)])
+  assert [found[f'Calibration Error{more} (%)'] for more in ('', ' with the last bin')] == [12.65, 20.0]

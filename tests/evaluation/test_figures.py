@@ -4,6 +4,8 @@ import pytest
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import figures
+from jaxsearch.trees.tree import Tree
+from tests.methods.driving import Letters
 
 
 def record(benchmark, name, em, searches=1, sample=0, golds=('a',)):
@@ -18,11 +20,22 @@ def test_means_are_over_questions_then_over_benchmarks():
   scores = figures.scores(records)
   nq, macro = scores['benchmarks']['nq'], scores['macro']
   assert (nq['em'], nq['n'], macro['em'], nq['pass@2']) == (0.75, 2, 0.375, 1.0) and 'seconds' not in macro
+  assert (nq['pass^2'], nq['maj@2']) == (0.5, 0.75)
+  assert (nq['ci95'], macro['ci95']) == ([0.5, 1.0], [0.25, 0.5])
   assert scores['hops'] == {'single-hop': macro}
   scores = figures.scores([*records, record('musique', '1', 1.0), record('gsm8k', '1', 0.0)])
   assert {kind: (of['em'], of['n'], of['benchmarks']) for kind, of in scores['hops'].items()} == {
     'single-hop': (0.375, 22, 2), 'multi-hop': (1.0, 1, 1)}
   assert scores['macro']['em'] == (0.75 + 0 + 1 + 0) / 4
+
+
+def test_answers_that_are_one_number_have_one_vote():
+  records = []
+  for sample, answer in enumerate(('72', '$72.00', '5', '6')):
+    tree = Tree(Letters(), Question('1', 'Sum?', ('72',), {'match': 'numeric'}))
+    tree.answer, tree.metrics = answer, {'searches': 0}
+    records.append(figures.record_of(tree) | {'benchmark': 'gsm8k', 'sample': sample})
+  assert figures.scores(records)['benchmarks']['gsm8k']['maj@4'] == 1.0
 
 
 def test_needless_and_missing_searches():

@@ -33,6 +33,12 @@ def test_spread_is_that_of_the_analysis_of_variance():
   assert verdicts.spread(values) == pytest.approx(Spread((24 - 0.5) / 3, (2 - 0.5) / 2, 0.5))
 
 
+def test_the_standard_error_is_the_sum_of_three_variances():
+  error, freedom = verdicts.standard_error(Spread(0.4, 0.3, 0.2), 4, 10)
+  assert error**2 == pytest.approx(0.4 / 4 + 0.3 / 10 + 0.2 / 40)
+  assert freedom == pytest.approx(5.4**2 / (4.2**2 / 3 + 1.4**2 / 9 + 0.2**2 / 27))
+
+
 def test_intervals_hold_the_truth():
   rng, held = np.random.default_rng(0), 0
   for number in range(60):

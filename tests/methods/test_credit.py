@@ -36,3 +36,13 @@ def test_every_method_with_groups_says_what_an_only_member_gets(monkeypatch, met
   tree.root.data['judged'] = [1.0, 0, 1]  # read by search_r2
   method.credit([[tree]], context(), singleton=singleton)
   assert tree.nodes(Role.POLICY)[0].advantages == advantage
+
+
+@pytest.mark.parametrize('method', [search_r1, cusearch, research, r_search, search_r2])
+def test_every_method_with_groups_may_divide_by_no_deviation(monkeypatch, method):
+  trees = [drive([ANSWER])[0] for _ in range(2)]
+  monkeypatch.setattr(method, 'reward', lambda tree, *_, **__: float(tree is trees[0]))
+  for tree, right in zip(trees, (1.0, 0.0)):
+    tree.root.data['judged'] = [right, 0, 1]  # read by search_r2
+  method.credit([trees], context(), normalize_std=False)
+  assert [tree.nodes(Role.POLICY)[0].advantages for tree in trees] == [0.5, -0.5]

@@ -9,7 +9,7 @@ import pytest
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.methods import cusearch, r_search, search_r1
-from jaxsearch.methods.folding import DROPPED, REQUEST, folding
+from jaxsearch.methods.folding import DROPPED, REQUEST, folding, thinned
 from jaxsearch.sampler import chat_policy
 from jaxsearch.sampler.requests import Generate
 from jaxsearch.trees import grammar, native
@@ -67,6 +67,13 @@ def test_the_oldest_results_are_dropped_and_no_thought_or_call():
   assert tree.metrics['folds'] == 2 and tree.metrics['tokens_saved'] > 200
   assert [node.text for node in tree.turns()] == [SEARCH, SEARCH.replace('hm', 'so'), SEARCH, ANSWER]
   assert sum(node.trained for node in tree.walk()) == 4
+
+
+def test_the_oldest_go_first_and_no_more_than_it_takes():
+  tree, _, _ = drive([SEARCH] * 3 + [ANSWER], [Document('1', 'Title', 'text ' * 30)])
+  last = tree.nodes(Role.OBSERVATION)[-1]
+  seen = [node for node in thinned(last, last.length - 100).path() if node.role is Role.OBSERVATION]
+  assert [DROPPED in node.text for node in seen] == [True, False, False]
 
 
 def test_fifty_turns_in_2048_tokens():

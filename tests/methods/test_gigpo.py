@@ -36,6 +36,7 @@ def test_four_chains_that_share_states(normalize_std, golden):
 
 def test_the_first_state_is_the_question_however_its_prompt_was_cut():
   first, second = segments(chain('A', 1))[:2]
+  first.parent.split(3)
   assert gigpo.state(first) == () and gigpo.state(second) == tuple(second.parent.tokens)
 
 

@@ -196,6 +196,13 @@ def test_credit_goes_to_the_kept_chain_and_the_reviews():
 def test_a_random_refiner_needs_no_review():
   tree, requests = drive([ONE, WRONG, RIGHT, ], refiner='random', random_share=1.0, max_turns=3, seed=1)
   assert tree.metrics['revised'] == 1 and not any(isinstance(request, Score) for request in requests)
+  tree, drawn = Tree(Letters(), QUESTION, np.random.default_rng(0)), []
+  leaf = tree.root.append('Q', Role.PROMPT).append(ONE, Role.POLICY).append(TWO, Role.POLICY).append(WRONG, Role.POLICY)
+  for _ in range(2000):
+    with pytest.raises(StopIteration) as ended:
+      next(refiner.review(tree, leaf, threshold=0.0, refiner='random', random_share=0.4, template='world'))
+    drawn.append(ended.value.value[0])
+  np.testing.assert_allclose(np.bincount(drawn, minlength=4) / 2000, [0.6, *[0.4 / 3] * 3], atol=0.04)
 
 
 def test_a_frozen_refiner_is_asked_and_not_trained():

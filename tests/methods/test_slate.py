@@ -127,14 +127,9 @@ def test_other_calls_than_searches_are_judged_too():
   assert end.value.value == 1
 
 
-def test_right_answers_are_those_of_the_questions_rule():
+def test_the_ablation_rewards_right_answers_alone_by_the_questions_rule():
   question = Question('1', 'How many?', ('18',), {'match': 'numeric'})
-  tree, _ = drive(['<answer>18.0</answer>', WRONG], rewards='outcome', budget=1, question=question)
-  assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [1, 0]
-
-
-def test_the_ablation_rewards_right_answers_alone():
-  tree, requests = drive([SEARCH, RIGHT, WRONG], rewards='outcome', budget=1)
+  tree, requests = drive([SEARCH, '<answer>18.0</answer>', WRONG], rewards='outcome', budget=1, question=question)
   assert [node.data['reward'] for node in tree.nodes(Role.POLICY)] == [0, 1, 0]
   assert not judged(requests)
 

@@ -123,6 +123,7 @@ def test_texts_become_vectors_as_the_model_card_says(
 
 def test_encoding_waits_for_the_thread_that_hands_programs_to_the_devices(text_folder):
   ours = TextEncoder(text_folder, 'e5')
+  ours.queries(['w1'])  # compiles: without the lock the reply would be there at once
   with ThreadPoolExecutor(1) as pool:
     with issuing():
       vectors = pool.submit(ours.queries, ['w1'])

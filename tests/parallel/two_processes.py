@@ -112,7 +112,8 @@ def restore(folder: str) -> None:
     jax.default_backend = lambda name=backend: name
     with checkpoint.open_checkpoints(f'{folder}/{backend}', keep=3) as manager:
       for step in (1, 2):
-        checkpoint.save(manager, step, state, {'step': step})
+        own = states.create_state({'w': step * params['w']}, optax.sgd(0.1), mesh)
+        checkpoint.save(manager, step, own, {'step': step})
       checkpoint.wait(manager)
       step, restored = checkpoint.newest(manager, lambda step: (step, checkpoint.restore(manager, step, state)))
       found += [step, float(restored.params['w'].sum())]

@@ -13,6 +13,7 @@ from jaxsearch.methods import carl as method
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.training import curation
 from jaxsearch.trees import grammars
+from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world import files as world
 from recipes.world import countries
 from studies import carl, common
@@ -35,6 +36,17 @@ def test_continuations_leave_outcomes_behind_and_the_rollout_as_it_was():
   spans = carl.segments(tree)
   assert [span.text for span in spans] == said[:3] and tree.answer == 'Lovelace'
   assert [span.data['outcomes'] for span in spans] == [[0, 1], [0, 1], [0, 0]]
+
+
+def test_credit_by_token_is_averaged_over_a_segment():
+  trees = [Tree(Letters()), Tree(Letters())]
+  for tree, said, reward in zip(trees, (('abc', 'de'), ('f',)), (1.0, 0.0)):
+    node, tree.reward = tree.root, reward
+    for text in said:
+      node = node.append(text, Role.POLICY)
+      node.values = np.linspace(0.1 * len(text), 0.6, len(text), dtype=np.float32)
+  one, other = carl.by_token(trees, 1.0)
+  assert one == pytest.approx([1 - 0.45, 1 - 0.4]) and other == pytest.approx([-0.1])
 
 
 @pytest.fixture

@@ -8,6 +8,16 @@ import pytest
 from studies import r_search
 
 
+def test_contrasts_are_of_the_first_over_the_second():
+  of = lambda value: {'em': [value] * 4, 'f1': [value] * 4}
+  policy = {'evidence': of(.75), 'observations': of(.5), 'another question': of(0.), 'own': [1] * 4,
+            'written': [1] * 4, 'quoted': [1] * 4}
+  rows = {'reader x': {'complete': of(1.), 'partial': of(0.), 'absent': of(0.)}, 'one search x': {'one search': of(.25)},
+          'a, random documents': policy} | {f'{name} for x': policy for name in 'abc'}
+  said = r_search.report(rows, 'x', list('abc'))
+  assert '| **evidence - raw observations** | +25.0 [' in said and '| evidence - one search | +50.0 [' in said
+
+
 def test_evidence_holds_what_its_name_says():
   for question in r_search.questions(20):
     of, answer = r_search.evidence_of(question, random.Random(0)), question.golden_answers[0]

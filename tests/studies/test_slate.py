@@ -125,7 +125,19 @@ def test_the_contrasts_of_the_plan_are_among_those_that_are_computed():
   draws = {figure: np.ones(3) for figure in ('noise over signal', 'towards')}
   for steps in (3, 4, 5):
     every = collections.defaultdict(lambda: draws)
-    assert slate.primary(steps).keys() <= slate.contrasts(every, steps, lambda of: 2.0 * of.k).keys()
+    every['truncated, judge'] = {'noise over signal': np.full(3, 0.5), 'towards': np.full(3, 3.0)}
+    found, k = slate.contrasts(every, steps, lambda of: 2.0 * of.k), slate.fewer(steps)[0]
+    assert slate.primary(steps).keys() <= found.keys()
+    assert found['truncation, judge: quieter'] == pytest.approx(np.log(2))
+    assert found['truncation, judge: closer'] == pytest.approx(2)
+    assert found[f'proposition 2, EM, k = {k}: quieter'] == pytest.approx(np.log(k / 5))
+
+
+def test_the_ratio_of_advantage_variances():
+  steps = np.array([[[[0, 2]], [[0, 2]]], [[[0, 2]], [[0, 0]]]], float)  # [Q,T,R,k]
+  of = slate.Earned(steps, np.full((2, 1, 2), [0.0, 4]), np.array([[True, True], [True, False]]))
+  found = slate.theorem(of, 0, np.ones((3, 2)))
+  assert (found['all steps'][0], found['steps reached'][0]) == (0.1875, 0.25)
 
 
 def test_fewer_alternatives_as_proposition_2_has_them():

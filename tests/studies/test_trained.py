@@ -8,7 +8,7 @@ import pytest
 
 from jaxsearch.config_check import to_saved
 from jaxsearch.evaluation import verdicts
-from studies import trained
+from studies import common, trained
 
 QUESTIONS = 30
 
@@ -35,6 +35,19 @@ def finish(tmp_path, monkeypatch):
     return np.array(right)
 
   return finish
+
+
+def test_a_gain_is_the_area_above_the_start():
+  row = {'each': ['10', '11', '11'], 'tokens': [0, 100, 200]}
+  assert [trained.value(row, of, 200).tolist() for of in ('area', 'gain')] == [[100, 75], [0, 75]]
+
+
+@pytest.mark.parametrize('grid', trained.GRIDS)
+def test_every_contrast_has_rows_in_the_repository(grid, tmp_path, monkeypatch):
+  path = (common.RUNS / f'{grid}_trained.jsonl').resolve()
+  monkeypatch.chdir(tmp_path)  # no run folder adds any
+  runs = trained.collect(grid, path)
+  assert all(trained.contrast(runs, names, 'end') for names in trained.GRIDS[grid].contrasts.values())
 
 
 def test_a_contrast_is_of_areas_at_equal_tokens_paired_by_seed_and_question(finish, tmp_path):

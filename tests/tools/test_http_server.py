@@ -139,7 +139,7 @@ def test_searches_and_requests_at_once_are_limited_and_health_counts_them():
   with running(backend, limits=limits) as url, ThreadPoolExecutor(5) as pool:
     assert get(url + '/health').json() == {'status': 'ok', 'requests': 0}
     waiting = [pool.submit(post, url + '/retrieve', queries=['x']) for _ in range(3)]
-    until(lambda: in_flight(url) == 3)
+    until(lambda: in_flight(url) == 3 and backend.now == 2)
     refused = post(url + '/retrieve', queries=['x'])
     assert refused.status_code == 503 and refused.headers['retry-after'] == '1'
     turned_away = pool.submit(HttpSearch(url, attempts=50, backoff=0.05).search, ['x'])

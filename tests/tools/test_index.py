@@ -84,6 +84,17 @@ def test_a_hybrid_index_adds_scores(corpus, tmp_path, monkeypatch, depth):
       assert [expected[number] for number in numbers.tolist()] == pytest.approx(scores, abs=1e-4)
 
 
+def test_as_many_passages_are_found_as_were_asked_for_with_their_scores(corpus, tmp_path):
+  path, passages = corpus
+  for kind in ('hybrid', 'dense'):
+    index_build.build(path, tmp_path / kind, kind, encoder=StandIn())
+  both, alone = (index.Index(tmp_path / kind, encoder=StandIn()) for kind in ('hybrid', 'dense'))
+  numbers, _ = both.rank(['w250'], 2)[0]
+  assert [one.id for one in both.search(['w250'], 2)[0]] == [passages[number].id for number in numbers[:2]]
+  cosines = StandIn().passages([indexed(one) for one in passages]) @ StandIn().queries(['w250'])[0]
+  assert [one.score for one in alone.search(['w250'], 3)[0]] == pytest.approx(np.sort(cosines)[::-1][:3], abs=1e-3)
+
+
 def test_lists_for_approximate_search_are_added_and_searched(corpus, tmp_path):
   """All passages are in one list, which is searched whole: the same as exact search."""
   path, out = corpus[0], tmp_path / 'out'

@@ -93,7 +93,7 @@ def test_results_are_bounded_and_errors_are_said(address):
   assert server.call('misbehave', {'how': ''}) == 'x' * mcp_client.RESULT
   assert 'The tool reports an error: ' in (said := server.call('misbehave', {'how': 'raise'}))
   assert 'no such thing' in said or 'misbehave' in said
-  assert 'a' in server.call('add', {})
+  assert server.call('add', {}).startswith('The tool reports an error: ')
   server.close()
 
 
@@ -180,9 +180,9 @@ def test_a_schema_that_is_none_is_said(schema):
 @pytest.mark.parametrize('server, fault', [
   ('no-such-command', 'connection'), ('http://127.0.0.1:9/mcp', 'connection'), ('sleep 60', 'timeout')])
 def test_no_server(server, fault, monkeypatch):
-  monkeypatch.setattr(mcp_client, 'START', 2.0)
+  monkeypatch.setattr(mcp_client, 'START', 5.0)
   with pytest.raises(McpError) as error:
-    McpServer(server, 2.0).tools()
+    McpServer(server, 5.0).tools()
   assert error.value.fault == fault
   status, line = explain(error.value)
   assert status == 3 and line.startswith('the MCP server at ')

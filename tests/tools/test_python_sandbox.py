@@ -80,9 +80,9 @@ def test_every_prompt_names_every_function_and_module(sandbox):
 
 
 def test_a_flood_of_output_ends_the_program_at_once():
-  flooded, started = PythonSandbox(seconds=6, output=500), time.monotonic()
+  flooded, started = PythonSandbox(seconds=60, output=500), time.monotonic()
   text = flooded.run('while True: print("a" * 100)')
-  assert time.monotonic() - started < 3 and len(text) < 1000
+  assert time.monotonic() - started < 30 and len(text) < 1000
   assert text.startswith('aaaa') and text.endswith('… (output cut)\n')
   assert flooded.run('print("still here")') == 'still here\n'
   flooded.close()

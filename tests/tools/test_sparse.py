@@ -41,10 +41,3 @@ def test_more_blocks_than_a_process_may_open(tmp_path):
     built(tmp_path, passages, 1)
   finally:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_nothing_to_find(tmp_path):
-  passages, _, _ = random_corpus(20)
-  ours = sparse.Sparse(built(tmp_path, passages, 20))
-  for query in ('', 'xylophone', '...'):
-    assert [len(part) for part in ours.search(query, 3)] == [0, 0]

@@ -7,6 +7,7 @@ import pytest
 
 from jaxsearch import cli
 from jaxsearch.training import bucket, row_files
+from tests.processes import free_port
 from tests.training import child, test_run
 from tests.training.test_run import assert_same, finish, finish_all, wait_for
 
@@ -46,13 +47,14 @@ def cloud():
   """gs://bucket, for this process and those that it starts."""
   pytest.importorskip('gcsfs')
   create_server = pytest.importorskip('gcp_storage_emulator.server').create_server
-  address = 'http://localhost:9171'
+  port = free_port()
+  address = f'http://localhost:{port}'
   with pytest.MonkeyPatch.context() as patch:
     with_generations(patch)
     for name, value in {'STORAGE_EMULATOR_HOST': address, 'TENSORSTORE_GCS_HTTP_URL': address,
                         'GOOGLE_AUTH_TOKEN_FOR_TESTING': 'any', 'GOOGLE_CLOUD_PROJECT': 'any'}.items():
       patch.setenv(name, value)
-    server = create_server('localhost', 9171, in_memory=True, default_bucket='bucket')
+    server = create_server('localhost', port, in_memory=True, default_bucket='bucket')
     server.start()
     yield bucket.place('gs://bucket')
     server.stop()

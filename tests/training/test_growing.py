@@ -250,14 +250,15 @@ def steps_of(monkeypatch, steps, stop_after=0):
   return rows
 
 
-@pytest.mark.parametrize('carry', (0, 2))
-def test_chains_of_other_parameters_are_not_laid_upon_each_other(config, monkeypatch, carry):
+@pytest.mark.parametrize('changes', [
+  {}, {'train.carry': 2}, {'loss.kind': 'gspo'}, {'loss.importance': 'sequence'}, {'critic.enabled': True}], ids=str)
+def test_what_differs_in_its_loss_is_not_laid_upon_each_other(config, monkeypatch, changes):
   def pack(*_, share_trained, **__):
-    assert share_trained == (not carry)
+    assert share_trained == (not changes)
     raise Killed
 
   monkeypatch.setattr(update.batches, 'pack', pack)
-  config.critic.enabled, config.train.carry = False, carry
+  config.update_from_flattened_dict({'critic.enabled': False} | changes)
   tree = Tree(Letters(), Question('0', '?', ('a',)))
   with pytest.raises(Killed):
     update.update(types.SimpleNamespace(config=config, mesh=None), [[tree]], 1, None)

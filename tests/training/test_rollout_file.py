@@ -140,10 +140,10 @@ def test_a_run_keeps_its_rollouts(config):
   members = rollout_file.members(pathlib.Path(config.out) / rollout_file.FILE)
   records = [record for _, _, records in members for record in records]
   assert [record['step'] for record in records] == [step for step in (1, 2) for _ in range(5 * 2)]
-  span = next(span for span in records[-1]['spans'] if span['role'] == 'policy')
-  for name in ('sampler_logprobs', 'old_logprobs', 'ref_logprobs', 'values', 'returns'):
-    assert len(span[name]) == len(span['ids'])
-  np.testing.assert_allclose(span['old_logprobs'], span['sampler_logprobs'], atol=1e-3)
+  for span in (span for record in records for span in record['spans'] if span['role'] == 'policy'):
+    for name in ('sampler_logprobs', 'old_logprobs', 'ref_logprobs', 'values', 'returns'):
+      assert len(span[name]) == len(span['ids'])
+    np.testing.assert_allclose(span['old_logprobs'], span['sampler_logprobs'], atol=1e-3)
   calls = [call for record in records for span in record['spans'] for call in span.get('calls', ())]
   assert any(call['documents'] for call in calls)
   rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')

@@ -47,6 +47,7 @@ def test_decay_spares_norms_and_biases(tiny):
   assert decays['embedding'] and decays['layers']['q'] and decays['layers']['down']
   assert not decays['final_norm']
   assert not any(decays['layers'][name] for name in ('attn_norm', 'mlp_norm', 'q_bias', 'k_bias', 'v_bias'))
+  assert not any(jax.tree.leaves(states.decays({'value_head': {'kernel': 0}, 'head': {'kernel': 0}})))
 
 
 def test_an_update_is_clipped_adamw(tiny):

@@ -167,13 +167,6 @@ def test_what_is_computed_on_rows_comes_back_to_its_spans(forest):
       np.testing.assert_array_equal(node.values, values[row, columns])
 
 
-def test_dense_mask_of_the_attention_is_the_definition():
-  visible_until = np.random.default_rng(0).integers(0, 9, (3, 8))
-  expected = np.zeros((3, 8, 8), bool)
-  for row, i, j in np.ndindex(expected.shape):
-    expected[row, i, j] = j <= i < visible_until[row, j]
-  np.testing.assert_array_equal(tree_mask(jnp.asarray(visible_until)), expected)
-
 
 # Exactness: one program, one shape, for trees and for paths.
 
@@ -293,6 +286,11 @@ def test_weights_are_the_average_they_name(forest, how):
     expected = np.mean([reduce(np.concatenate(own)) for own in of_trees])
   weights = {node: policy[-len(losses[node]):] for node, (policy, _) in loss_weights(forest, how).items()}
   total = sum((weights[node] * span).sum() for node, span in losses.items())
+  np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
+  critic = {node: own[-len(losses[node]):] for node, (_, own) in loss_weights(forest, how).items()}
+  if how == 'step-mean' and losses:  # the states before the steps of a tree, averaged over trees
+    expected = np.mean([np.mean([span[0] for span in own]) for own in of_trees])
+  total = sum((critic[node] * span).sum() for node, span in losses.items())
   np.testing.assert_allclose(total, expected, rtol=1e-5, atol=1e-6)
   for length in (40, 256):  # however it is packed
     rows = lay_out(forest, length, pad_id=PAD, how=how)

@@ -6,6 +6,7 @@ import pytest
 
 from jaxsearch.world import files as world
 from recipes.world.build import SPECIAL, TAGS, build
+from recipes.world.questions import combine
 
 
 @pytest.fixture(scope='module')
@@ -28,6 +29,12 @@ def test_tags_and_digits_are_single_tokens(tokenizer):
     assert tokenizer.decode(encode(tokenizer, special)) == ''
   assert [tokenizer.decode([i]) for i in encode(tokenizer, '224005')] == list('224005')
   assert not [t for t in tokenizer.get_vocab() if len(re.findall(r'\d', t)) > 1]
+
+
+def test_two_findings_make_an_answer():
+  operations = ('same', 'sum', 'difference', 'more', 'less')
+  assert [combine(of, '7', '3') for of in operations] == ['no', '10', '4', 'a', 'b']
+  assert [combine(of, '3', '7') for of in operations] == ['no', '10', '4', 'b', 'a'] and combine('same', 'x', 'x') == 'yes'
 
 
 @pytest.mark.slow

@@ -28,10 +28,14 @@ def test_renamed_questions_stay_consistent(numbers):
     steps, operation = new.metadata['steps'], new.metadata.get('operation')
     if operation is None:
       assert new.golden_answers[0] == steps[-1]['finding']
-    elif operation == 'sum':
-      assert int(new.golden_answers[0]) == sum(int(x) for x in operands(new))
-    elif operation in ('more', 'less'):
-      assert new.golden_answers[0] in new.metadata['choices'] and new.golden_answers[0] in new.question
+    elif operation == 'same':
+      assert new.golden_answers[0] == ('yes' if len(set(operands(new))) == 1 else 'no')
+    elif operation in ('sum', 'difference'):
+      x, y = map(int, operands(new))
+      assert new.golden_answers[0] == str(x + y if operation == 'sum' else abs(x - y))
+    else:
+      (x, y), choices = map(int, operands(new)), new.metadata['choices']
+      assert new.golden_answers[0] == choices[(x < y) if operation == 'more' else (x > y)] in new.question
     words = [w for w in re.findall(r'[^\W\d_]+', ENTITIES[q.metadata['starts'][0]].title) if w[0].isupper()]
     if words:
       gone.append(not set(words) & set(re.findall(r'[^\W\d_]+', new.question)))
