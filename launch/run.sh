@@ -13,6 +13,9 @@ source launch/environment.sh
 source launch/job.env
 # All hosts reuse what one has compiled, after a restart too.
 [ "$HOSTS" = 1 ] || export JAX_COMPILATION_CACHE_DIR=${cache:-$(dirname "$OUT")/.jax_cache}
+case $JAX_COMPILATION_CACHE_DIR in  # XLA's own cache, of tuning on GPUs, is for disks
+  *://*) export JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES=${JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES:-none} ;;
+esac
 
 if [ -x .venv/bin/jaxsearch ]; then
   jaxsearch=.venv/bin/jaxsearch
@@ -52,9 +55,9 @@ if [ "$PROCESSES" != 1 ]; then  # each is told which GPUs are its own; it sees a
     echo "run.sh: PROCESSES=$PROCESSES do not divide ${#gpus[@]} GPUs (TRAIN_GPUS names them)" >&2
     exit 2
   fi
-elif [ -n "$TRAIN_GPUS" ]; then  # on SLURM JAX takes them from JAX_LOCAL_DEVICE_IDS
+elif [ -n "$TRAIN_GPUS" ]; then  # on hosts of SLURM JAX takes them from JAX_LOCAL_DEVICE_IDS
   name=CUDA_VISIBLE_DEVICES
-  [ -z "${JAX_LOCAL_DEVICE_IDS:-}" ] || name=JAX_LOCAL_DEVICE_IDS
+  [ "$HOSTS" = 1 ] || [ -z "${JAX_LOCAL_DEVICE_IDS:-}" ] || name=JAX_LOCAL_DEVICE_IDS
   export "$name=$TRAIN_GPUS"
 fi
 if [ -n "$RETRIEVER_GPUS$ROLLOUT_GPUS" ] && [ -z "$TRAIN_GPUS" ]; then
@@ -112,7 +115,7 @@ start() {  # start NAME PORT COMMAND …: a server beside the job that does not 
   setsid "$@" &  # a signal to the job is not for it: the step in hand may need it
   local server=$!
   beside[$name]=$server
-  until "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
+  until no_proxy=127.0.0.1 "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
       "http://127.0.0.1:$port/health" 2> /dev/null; do
     if [ -n "$stopped" ]; then exit 143; fi
     kill -0 "$server" 2> /dev/null || { echo "run.sh: $name ended before it answered: $*" >&2; exit 2; }
@@ -144,6 +147,21 @@ serve() {
   fi
 }
 
+reach() {  # waits, for half an hour at most, until the search server replies in any way: it may still load its index
+  for second in $(seq 0 5 1800); do
+    "$PYTHON" -c '
+import sys, urllib.error, urllib.request
+for url in sys.argv[1].split(","):
+  try:
+    urllib.request.urlopen(url, timeout=5)
+  except urllib.error.HTTPError:
+    pass' "$SEARCH_URL" 2> /dev/null && return
+    [ "$second" != 0 ] || echo "run.sh: waiting for $SEARCH_URL" >&2
+    if [ -n "$stopped" ]; then exit 143; fi
+    sleep 5
+  done
+}
+
 numbers=$(seq 0 $((PROCESSES - 1)))
 if [ -n "$DRY_RUN" ]; then
   serve
@@ -153,6 +171,7 @@ if [ -n "$DRY_RUN" ]; then
   done
   exit 0
 fi
+[ -z "$SEARCH_URL" ] || [ -n "$RETRIEVER" ] || reach
 for attempt in $(seq 0 "$RESTARTS"); do
   status=0
   serve  # one that died is started again

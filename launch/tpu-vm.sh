@@ -15,6 +15,8 @@ if [ -z "$DRY_RUN" ] && [ -n "$(git status --porcelain -- . ':!launch/job.env')"
   exit 2
 fi
 on_hosts() { step gcloud compute tpus tpu-vm ssh "$NAME" --zone "$ZONE" --worker=all --command "$1"; }
+# shellcheck disable=SC2016  # the hosts expand it
+on_hosts '! kill -0 "$(cat jaxsearch.pid 2> /dev/null)" 2> /dev/null || { echo "a job runs here: stop it first" >&2; exit 2; }'
 code=$(mktemp -d)/jaxsearch.tar.gz
 trap 'rm -rf "$(dirname "$code")"' EXIT
 step git archive --format=tar.gz --output "$code" HEAD

@@ -57,7 +57,8 @@ def programs(tmp_path):
   folder = tmp_path / 'programs'
   stand_in(folder, 'jaxsearch', f'exec {sys.executable} -m jaxsearch.cli "$@"')
   stand_in(folder, 'scontrol', f'echo "$@" >> {tmp_path / "asked"}\n[ "$1" = requeue ] || echo 127.0.0.1')
-  stand_in(folder, 'srun', '''
+  stand_in(folder, 'scancel', f'[ "$1" = --signal=TERM ] && kill -TERM "$(cat {tmp_path}/steps-$2)"')
+  stand_in(folder, 'srun', f'echo $$ > {tmp_path}/steps-$SLURM_JOB_ID' + '''
 shift  # --kill-on-bad-exit=0
 for task in 0 1; do SLURM_PROCID=$task "$@" & tasks+=($!); done
 trap 'kill -TERM "${tasks[@]}"' TERM
@@ -230,6 +231,40 @@ def test_hosts_share_what_they_have_compiled(programs, launch, hosts, given, exp
   found = run('run.sh', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', OUT='/shared/runs/first', HOSTS=hosts,
               JAX_COMPILATION_CACHE_DIR=given)
   assert found.stdout.splitlines() == [str(launch.parents[1] / expected)]
+
+
+def test_xla_keeps_no_cache_of_its_own_in_a_bucket(programs, launch):
+  stand_in(programs, 'jaxsearch', 'echo $JAX_COMPILATION_CACHE_DIR $JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES')
+  found = run('run.sh', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', OUT='gs://bucket/run', HOSTS='2',
+              JAX_COMPILATION_CACHE_DIR='')
+  assert found.stdout.split() == ['gs://bucket/.jax_cache', 'none']
+
+
+@pytest.mark.parametrize(('hosts', 'expected'), [('1', '0,1 0,1,2,3'), ('2', '0,1')])
+def test_training_has_the_gpus_that_are_left_for_it(programs, launch, hosts, expected):
+  stand_in(programs, 'jaxsearch', 'echo $CUDA_VISIBLE_DEVICES $JAX_LOCAL_DEVICE_IDS')
+  found = run('run.sh', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', HOSTS=hosts, TRAIN_GPUS='0,1',
+              JAX_LOCAL_DEVICE_IDS='0,1,2,3')
+  assert found.stdout.strip() == expected
+
+
+def test_training_waits_for_a_search_server_elsewhere(programs, launch):
+  stand_in(programs, 'jaxsearch', 'echo trained')
+  port = free_port()
+  environment = JOB | {'PATH': f'{programs}:{os.environ["PATH"]}', 'SEARCH_URL': f'http://127.0.0.1:{port}/retrieve'}
+  with subprocess.Popen(['bash', str(launch / 'run.sh')], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                        env=os.environ | environment) as job:
+    assert job.stderr.readline() == f'run.sh: waiting for http://127.0.0.1:{port}/retrieve\n'
+    with server((404, {}), port=port):
+      assert job.communicate(timeout=60)[0] == 'trained\n'
+
+
+def test_an_installation_that_failed_is_not_taken_for_done(programs, launch):
+  (launch.parent / '.venv').mkdir()
+  for name, text in {'python3': '', 'pip': '', 'python': 'exit 1'}.items():
+    stand_in(launch.parent / '.venv/bin', name, text)
+  found = subprocess.run(['bash', '-c', 'source launch/environment.sh; install .'], cwd=launch.parent, env=os.environ)
+  assert found.returncode == 1 and not list((launch.parent / '.venv').glob('installed-*'))
 
 
 @pytest.mark.parametrize('rented', [
@@ -465,7 +500,7 @@ def test_docs_pods_on_two_hosts_from_a_checkout_to_a_resumed_job(programs, tmp_p
   rows = tmp_path / 'runs/first/metrics.jsonl'
   passages = [{'document': {'contents': '"red"\nThe red of the blue.'}, 'score': 1.0}]
   every = lambda handler: send(handler, json.dumps(
-    {'result': [passages] * len(json.loads(handler.body)['queries'])}).encode())
+    {'result': [passages] * len(json.loads(handler.body or b'{"queries": []}')['queries'])}).encode())
 
   def submit(job, url, ends, stop=False):
     """The job's status and output; a person or the clock stops it after its first step with `stop`."""

@@ -69,11 +69,12 @@ def plot_curves(rows: Rows, evaluations: Rows) -> bytes:
     axes.plot(steps, values, '.-', color='#8aa7c0', linewidth=1, markersize=3 if len(rows) > 20 else 6,
               label='training, each step')
     axes.plot(steps, plots.smoothed(values), color='#1f5a8a', linewidth=2.2, label='training, smoothed')
-    for greedy, look in LOOKS.items():
+    for number, at in enumerate(dict.fromkeys(row['temperature'] for row in evaluations)):
       points = [(row['step'], of.scale * row[name]) for row in evaluations
-                if row.get(name) is not None and (row['temperature'] == 0) == greedy]
+                if row.get(name) is not None and row['temperature'] == at]
+      own = {} if at in (0, 1) else {'label': f'held out, T = {at:g}', 'color': f'C{number + 2}'}
       if points:
-        axes.plot(*zip(*points), linewidth=1.2, **look)
+        axes.plot(*zip(*points), linewidth=1.2, **LOOKS[at == 0] | own)
     if of.heading.startswith('EM'):
       axes.set_ylim(-6, 106)
   if depths:

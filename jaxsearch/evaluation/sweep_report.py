@@ -252,7 +252,7 @@ def verdict_rows(variants: Mapping[str, Mapping]) -> list[list[str]]:
     gaps = [of[measure].get('difference') for measure in ('area', 'end')]
     area, end = (figure.shown(gap['mean'], gap['low'], gap['high'], sign='+') if gap else '' for gap in gaps)
     corrected = of['area'].get('corrected')
-    rows.append([escaped(name, 'markdown'), figure.shown(of['area']['mean']), area,
+    rows.append([name, figure.shown(of['area']['mean']), area,
                  '' if corrected is None else f'{corrected:.3f}', of['area'].get('verdict', ''),
                  str(of['area'].get('seeds_needed') or ''), figure.shown(of['end']['mean']), end])
   return rows

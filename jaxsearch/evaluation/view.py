@@ -9,6 +9,7 @@ import base64
 import collections
 import json
 import pathlib
+import secrets
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -130,6 +131,13 @@ def app(sources: Sequence[Source]):
   from starlette.responses import HTMLResponse, JSONResponse, Response
   from starlette.routing import Route
 
+  server = secrets.token_hex(8)  # a page of an earlier server on this port has other rollouts
+
+  def knows(request, source: Source) -> bool:
+    """Tells whether the page that asks has the index of this generation."""
+    asked = request.query_params
+    return asked.get('server', server) == server and asked.get('generation') == str(source.generation)
+
   # not on threads: one request at a time reads and changes a source
   async def show(request) -> Response:
     return HTMLResponse(_filled('', len(sources), live=True))
@@ -137,13 +145,13 @@ def app(sources: Sequence[Source]):
   async def index(request) -> Response:
     source = sources[request.path_params['run']]
     source.refresh()
-    same = request.query_params.get('generation') == str(source.generation)
-    return Response(status_code=204) if same else JSONResponse(source.index())
+    unchanged = knows(request, source)
+    return Response(status_code=204) if unchanged else JSONResponse(source.index() | {'server': server})
 
   async def block(request) -> Response:
     source = sources[request.path_params['run']]
-    if request.query_params.get('generation') != str(source.generation):
-      return Response(status_code=409)  # the page has an old index
+    if not knows(request, source):
+      return Response(status_code=409)
     return Response(source.blocks[request.path_params['block']], media_type='application/gzip')
 
   async def missing(request, error) -> Response:

@@ -51,6 +51,8 @@ class Vectors:
     """Returns (vectors [n,D] as they are stored, scales [n] float32) from `first` to `last`, zeros past N."""
     missing = last - max(first, min(last, len(self._vectors)))
     vectors, scales = self._vectors[first:last], self._scales[first:last]
+    if not missing:  # no copy
+      return vectors, scales
     return np.pad(vectors, ((0, missing), (0, 0))), np.pad(scales, (0, missing))
 
   def __getitem__(self, numbers: slice | np.ndarray) -> np.ndarray:

@@ -139,6 +139,7 @@ class Index:
     ranks = json.dumps(identity(manifest), sort_keys=True)
     self.known = {'corpus': manifest['corpus_hash'], 'index': hashlib.sha256(ranks.encode()).hexdigest()}
     self.sparse = None if manifest['kind'] == 'dense' else sparse.Sparse(folder)
+    self._by_words = threading.BoundedSemaphore(4)  # each search by BM25 has 8 bytes for every passage
     if manifest['kind'] != 'bm25':
       from jaxsearch.tools import dense
       settings = manifest['dense']
@@ -164,7 +165,8 @@ class Index:
   def rank(self, queries: Sequence[str], topk: int) -> list[Ranking]:
     """Returns the numbers of the best passages for each query, and their scores."""
     depth = max(topk, DEPTH) if self.sparse and self.dense else topk
-    by_words = [self.sparse.search(query, depth) if self.sparse else NOTHING for query in queries]
+    with self._by_words:
+      by_words = [self.sparse.search(query, depth) if self.sparse else NOTHING for query in queries]
     if not self.dense or not queries:
       return by_words
     nearest = self._batched([(query, depth, numbers) for query, (numbers, _) in zip(queries, by_words)])

@@ -84,6 +84,8 @@ def _started(out: pathlib.Path, settings: dict) -> dict:
       raise DataError(f'{out}: holds {others[0]!r} and is no index; name an empty folder or a new one')
     return settings
   started = read_manifest(out, half_built=True)
+  if 'dense' in settings and 'dense' in started:  # the encoder may lie elsewhere: its hash is compared
+    started['dense']['folder'] = settings['dense']['folder']
   if all(started.get(name) == value for name, value in settings.items()):
     return started
   if 'passages' not in started:
@@ -121,8 +123,11 @@ def _scan(corpus, out: pathlib.Path, kind: str, report: Report) -> dict:
 def _encode(out: pathlib.Path, encoder: Encoder, precision: str, report: Report) -> None:
   """Encodes the passages that have no vectors yet, in whole blocks."""
   from jaxsearch.tools.dense import write_vectors
-  passages, scales = Passages(out), out / 'scales.float32'
-  blocks = scales.stat().st_size // 4 // ENCODED if scales.exists() else 0
+  passages, row = Passages(out), encoder.width * np.dtype(precision).itemsize
+  sizes_of = (('scales.float32', 4), (f'vectors.{precision}', row))
+  # A copy of a half-built folder may have less of one file.
+  blocks = min((out / name).stat().st_size // each // ENCODED if (out / name).exists() else 0
+               for name, each in sizes_of)
   for first in range(blocks * ENCODED, len(passages), ENCODED):
     report('dense', first)
     documents = passages.read(range(first, min(first + ENCODED, len(passages))))

@@ -34,10 +34,11 @@ def read(path: str | pathlib.Path) -> list[dict]:
   Raises ValueError if another line is no JSON.
   """
   path, rows = pathlib.Path(path), []
-  lines = path.read_text(encoding='utf-8').split('\n') if path.exists() else ['']
-  for number, line in enumerate(lines[:-1], start=1):  # what follows the last line end was never finished
+  lines = path.read_bytes().split(b'\n') if path.exists() else [b'']
+  # What follows the last line end was never finished, and may end within a character.
+  for number, line in enumerate(lines[:-1], start=1):
     try:
       rows.append(json.loads(line))
-    except json.JSONDecodeError as error:
+    except ValueError as error:
       raise ValueError(f'{path}:{number}: not JSON: {error}') from error
   return rows

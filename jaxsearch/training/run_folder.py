@@ -285,10 +285,13 @@ def _processes_without(path: pathlib.Path, seconds: float = 90) -> list[int]:
 def locked(out: pathlib.Path, shared: bool = True) -> Iterator[None]:
   """Keeps a run folder for this run; ValueError if another process holds it, with its name.
 
+  ConnectionError, which is retried, if that process is of another host: one that is gone may hold a lock on a
+  network disk for some time.
+
   The lock ends with its process, however that ends. The first process of a multi-host run holds it for all;
   the others must find it there, if the folder is `shared`.
   """
-  lock, holder, refusal = filelock.FileLock(out / 'lock'), out / 'locked_by', ''
+  lock, holder, refusal, here = filelock.FileLock(out / 'lock'), out / 'locked_by', '', True
   if jax.process_index() == 0:
     try:
       lock.acquire(timeout=0)
@@ -297,8 +300,11 @@ def locked(out: pathlib.Path, shared: bool = True) -> Iterator[None]:
     except filelock.Timeout:
       name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
-  if refusal := transfer.broadcast(refusal):
-    raise ValueError(refusal)
+      here = f' on {socket.gethostname()} ' in name or not holder.exists()
+      refusal += '' if here else f'. If that host is gone for good, delete {out / "lock"}'
+  refusal, here = transfer.broadcast([refusal, here])
+  if refusal:
+    raise (ValueError if here else ConnectionError)(refusal)
   try:
     missing = _processes_without(holder) if shared else []
     if missing:  # else the first save would wait for them, in vain

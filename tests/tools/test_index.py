@@ -156,6 +156,17 @@ def test_killed_anywhere_and_resumed_it_is_the_same_index(corpus, tmp_path, stop
   assert content(out) == content(tmp_path / 'whole')
 
 
+def test_a_copy_that_lost_vectors_is_encoded_again_with_the_encoder_in_another_place(corpus, tmp_path):
+  path, out, elsewhere = corpus[0], tmp_path / 'out', StandIn()
+  elsewhere.identity['folder'] = 'elsewhere'
+  with pytest.raises(Killed):
+    index_build.build(path, out, 'hybrid', encoder=StandIn(), report=killed_at(8))
+  os.truncate(out / 'vectors.float16', 1500)  # a block has 1024 bytes
+  index_build.build(path, out, 'hybrid', encoder=elsewhere)
+  index_build.build(path, tmp_path / 'whole', 'hybrid', encoder=elsewhere)
+  assert content(out) == content(tmp_path / 'whole')
+
+
 def test_gzipped_it_is_the_same_corpus_and_a_whole_index_is_not_built_again(corpus, tmp_path):
   path, _ = corpus
   packed = tmp_path / 'corpus.jsonl.gz'

@@ -24,6 +24,8 @@ def test_a_resumed_log_has_every_step_once(tmp_path):
       write('metrics.jsonl', [{'step': step, 'loss': step / 2}])
   with (tmp_path / 'metrics.jsonl').open('a') as file:
     file.write('{"step": 4, "lo')  # killed while writing
+  with (tmp_path / 'metrics.jsonl').open('ab') as file:
+    file.write('é'.encode()[:1])  # within a character
   with metrics.open_log(tmp_path, 2, CONFIG) as write:
     write('metrics.jsonl', [{'step': 3, 'loss': float('nan')}])
   assert row_files.read(tmp_path / 'metrics.jsonl') == [
