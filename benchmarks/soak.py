@@ -17,7 +17,8 @@ grew, and `flat` says that nothing did:
                  of files) for the upper end of the 95 % interval of the slope, and for half the interval: a
                  soak that is too noisy to tell is not flat.
   fds, threads   The minimum of open files in the last quarter must not exceed that of the second; the median
-                 of threads may by a tenth: pools come and go with every save, what is never closed stays.
+                 of threads may exceed it by a tenth: pools come and go with every save, what is never closed
+                 stays.
   files          metrics.jsonl, evaluations.jsonl, rollouts.jsonl.gz and tensorboard grow with the steps, the
                  first two by at most a tenth more a row at the end than before; there are at most
                  `keep_checkpoints` checkpoints and the one that is being written; no other file grows.

@@ -2,7 +2,7 @@
 # Sourced by the other scripts, in the repository root: the virtual environment and what goes into it.
 
 PYTHON=${PYTHON:-python3}
-# Without an accelerator JAX is set to the CPU: else it would search for one, and wait. JAX_PLATFORMS, where set, is left as it is.
+# Without an accelerator JAX is set to the CPU: else it would search for one, and wait. JAX_PLATFORMS, where set, is left.
 devices=$(compgen -G '/dev/nvidia[0-9]*'; compgen -G '/dev/accel[0-9]*'; compgen -G '/dev/vfio/[0-9]*'; compgen -G '/dev/dxg'
   compgen -G '/dev/kfd'; compgen -G '/dev/nvhost*') || true
 if [ -z "${JAX_PLATFORMS:-}$devices" ]; then
@@ -39,6 +39,10 @@ step() {
 
 install() {  # install SPEC: this repository, editable, with the pinned versions; nothing is done when nothing has changed
   local wanted=".venv/installed-${1//[^a-z0-9]/_}"
+  if [ ! -x .venv/bin/pip ] && grep -qs '^uv = ' .venv/pyvenv.cfg; then
+    echo '.venv is of uv, without pip: uv pip install pip adds it' >&2
+    return 2
+  fi
   if [ ! -x ".venv/bin/${PYTHON##*/}" ] || [ ! -x .venv/bin/pip ]; then  # none yet, one without pip, or of another Python
     if "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
       step "$PYTHON" -m venv --clear .venv || return

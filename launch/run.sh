@@ -147,17 +147,26 @@ serve() {
   fi
 }
 
-reach() {  # waits, for half an hour at most, until the search server replies in any way: it may still load its index
-  for second in $(seq 0 5 1800); do
-    "$PYTHON" -c '
+reach() {  # waits for half an hour at most until a search server elsewhere replies: it may still load its index
+  local last=$((SECONDS + 1800)) said=
+  until no_proxy=127.0.0.1,localhost,${no_proxy:-${NO_PROXY:-}} "$PYTHON" -c '
 import sys, urllib.error, urllib.request
 for url in sys.argv[1].split(","):
   try:
     urllib.request.urlopen(url, timeout=5)
-  except urllib.error.HTTPError:
-    pass' "$SEARCH_URL" 2> /dev/null && return
-    [ "$second" != 0 ] || echo "run.sh: waiting for $SEARCH_URL" >&2
+  except urllib.error.HTTPError as error:
+    if error.code in (502, 503, 504):  # of what stands before it
+      continue
+  except OSError:
+    continue
+  except Exception:  # a mistake in the address: training names it
+    pass
+  sys.exit()
+sys.exit(1)' "$SEARCH_URL" 2> /dev/null; do
+    [ -n "$said" ] || echo "run.sh: waiting for $SEARCH_URL" >&2
+    said=1
     if [ -n "$stopped" ]; then exit 143; fi
+    if [ "$SECONDS" -gt "$last" ]; then return; fi
     sleep 5
   done
 }
@@ -171,7 +180,12 @@ if [ -n "$DRY_RUN" ]; then
   done
   exit 0
 fi
-[ -z "$SEARCH_URL" ] || [ -n "$RETRIEVER" ] || reach
+if [ -n "$SEARCH_URL" ] && [ -z "$RETRIEVER" ]; then
+  case "$SEARCH_URL $*" in
+    *'{'* | *search.replay=True*) ;;  # one for each source; recorded searches
+    *) reach ;;
+  esac
+fi
 for attempt in $(seq 0 "$RESTARTS"); do
   status=0
   serve  # one that died is started again

@@ -244,7 +244,7 @@ def test_xla_keeps_no_cache_of_its_own_in_a_bucket(programs, launch):
 def test_training_has_the_gpus_that_are_left_for_it(programs, launch, hosts, expected):
   stand_in(programs, 'jaxsearch', 'echo $CUDA_VISIBLE_DEVICES $JAX_LOCAL_DEVICE_IDS')
   found = run('run.sh', launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', HOSTS=hosts, TRAIN_GPUS='0,1',
-              JAX_LOCAL_DEVICE_IDS='0,1,2,3')
+              JAX_LOCAL_DEVICE_IDS='0,1,2,3', CUDA_VISIBLE_DEVICES='')
   assert found.stdout.strip() == expected
 
 

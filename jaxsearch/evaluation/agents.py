@@ -88,7 +88,7 @@ def open_critic(config: ml_collections.ConfigDict,
   if not (checkpoint and is_run(checkpoint)):
     return None
   mesh = _one_device()
-  model_config, params, _ = load_trained(checkpoint, mesh, warn=False)  # `load_policy` warned
+  model_config, params, _ = load_trained(checkpoint, mesh, warn=False)  # `load_policy` warns
   if steps.HEAD not in params:
     return None
   model_config = dataclasses.replace(model_config, dtype=config.dtype)

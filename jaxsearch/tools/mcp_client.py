@@ -32,7 +32,7 @@ TOOLS, SCHEMA, RESULT = 128, 8_000, 100_000  # tools of a server; characters of 
 START = 60.0  # seconds
 HUNG = 3  # calls in a row without a reply in time: then the server is started again
 TAGS = grammar.Tags(others=families.FAMILIES['hermes'].tags)
-VARIABLE = re.compile(r'\$\{?(\w+)')
+VARIABLE = re.compile(r'\$(?:\{([^}]*)|(\w+))')
 TOKEN = 'JAXSEARCH_MCP_TOKEN'  # the environment variable of a key for the one server with an address
 
 
@@ -179,16 +179,17 @@ class McpServer:
 
 
 def command_of(server: str) -> mcp.StdioServerParameters:
-  """Reads a command line; as in a shell NAME=VALUE may begin it, and $NAME there is our own variable.
+  """Reads a command line; as in a shell NAME=VALUE may begin it. $NAME there, in quotes too, is our variable.
 
-  It is so in quotes too. The server gets no other variables than these and some such as PATH. Raises ValueError.
+  The server gets no other variables than these and some such as PATH. Raises ValueError.
   """
   words = shlex.split(server)
   given = list(itertools.takewhile(re.compile(r'\w+=').match, words))
   if not (command := words[len(given):]):
     raise ValueError(f'mcp.servers: {server!r} names no command')
   env = dict(word.split('=', 1) for word in given)
-  if unset := [name for value in env.values() for name in VARIABLE.findall(value) if name not in os.environ]:
+  named = [braced or plain for value in env.values() for braced, plain in VARIABLE.findall(value)]
+  if unset := [name for name in named if name not in os.environ]:
     raise ValueError(f'mcp.servers: {command[0]} is to get ${unset[0]}, which is not set')
   env = {name: os.path.expandvars(value) for name, value in env.items()}
   return mcp.StdioServerParameters(command=command[0], args=command[1:], env=env)

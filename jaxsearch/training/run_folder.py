@@ -45,6 +45,7 @@ from jaxsearch.training import RunStopped, bucket, checkpoint, metrics, rollout_
 from jaxsearch.training.state import TrainState
 from jaxsearch.trees.tree import Tree
 
+BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')  # of this machine
 # What may differ between a run and its resumption: where things are, how often and how far, and how the same
 # numbers are computed.
 FREE_FIELDS = (
@@ -292,15 +293,17 @@ def locked(out: pathlib.Path, shared: bool = True) -> Iterator[None]:
   the others must find it there, if the folder is `shared`.
   """
   lock, holder, refusal, here = filelock.FileLock(out / 'lock'), out / 'locked_by', '', True
+  boot = BOOT.read_text() if BOOT.exists() else ''  # a pod that takes the place of a lost one has its name
   if jax.process_index() == 0:
     try:
       lock.acquire(timeout=0)
       since = time.strftime('%Y-%m-%d %H:%M:%S')
-      write_whole(holder, f'process {os.getpid()} on {socket.gethostname()} since {since}\n')
+      write_whole(holder, f'process {os.getpid()} on {socket.gethostname()} since {since}\n{boot}')
     except filelock.Timeout:
-      name = holder.read_text(encoding='utf-8').strip() if holder.exists() else 'another process'
+      named = holder.read_text(encoding='utf-8') if holder.exists() else f'another process\n{boot}'
+      name, _, other = named.partition('\n')
       refusal = f'{out}: {name} trains here; wait for it, stop it, or use another out folder'
-      here = f' on {socket.gethostname()} ' in name or not holder.exists()
+      here = other == boot
       refusal += '' if here else f'. If that host is gone for good, delete {out / "lock"}'
   refusal, here = transfer.broadcast([refusal, here])
   if refusal:

@@ -173,6 +173,10 @@ def test_the_server_gives_what_is_new_and_only_to_this_machine(tmp_path):
   reply = client.get('/block/0/0?generation=2')
   assert reply.status_code == 200 and len(gzip.decompress(reply.content).splitlines()) == 2
   assert client.get('/block/0/0?generation=1').status_code == 409
+  own = client.get('/index/0').json()['server']
+  replies = [client.get(f'/{asked}/0{block}?generation=2&server={server}').status_code
+             for server in (own, 'another') for asked, block in (('index', ''), ('block', '/0'))]
+  assert replies == [204, 200, 200, 409]
   assert client.get('/', headers={'host': 'evil.example'}).status_code == 400
   for path in ('/index/7', '/block/0/99?generation=2', '/block/0/x?generation=2', '/block/7/0'):
     assert client.get(path).status_code == 404

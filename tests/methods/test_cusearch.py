@@ -93,7 +93,6 @@ def test_all_are_rewarded_and_the_selected_compared():
   np.testing.assert_allclose(advantages, [expected, -expected, high], rtol=1e-4)
 
 
-
 def test_reward_is_f1_and_format():
   assert cusearch.reward(chain(1, right=True)) == pytest.approx(1.0)
   assert cusearch.reward(chain(1)) == pytest.approx(0.2)  # eq. 3 with the weight of table 2

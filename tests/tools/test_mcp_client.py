@@ -104,6 +104,8 @@ def test_a_command_gets_the_variables_that_it_names(command, monkeypatch):
   server.close()
   with pytest.raises(ValueError, match=r'npx is to get \$NO_KEY, which is not set'):
     McpServer('KEY=$A_KEY:${NO_KEY} npx a-server', 20.0)
+  with pytest.raises(ValueError, match='A_KEY:-x, which is not set'):
+    McpServer('KEY=${A_KEY:-x} npx a-server', 20.0)
   with pytest.raises(ValueError, match="'KEY=1' names no command"):
     McpServer('KEY=1', 20.0)
 

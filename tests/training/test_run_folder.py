@@ -77,8 +77,8 @@ def test_the_second_process_in_a_folder_is_refused_until_the_first_is_gone(confi
 
 def test_the_lock_of_a_host_that_may_be_gone_is_waited_for(tmp_path):
   with run_folder.locked(tmp_path):
-    (tmp_path / 'locked_by').write_text('process 7 on another-host since 2026-11-30 01:02:03\n')
-    named = rf'process 7 on another-host since .* trains here; .*is gone for good, delete {tmp_path}/lock$'
+    (tmp_path / 'locked_by').write_text(f'process 7 on {socket.gethostname()} since 2026-11-30 01:02:03\nanother boot\n')
+    named = rf'process 7 on .* since 2026-11-30 01:02:03 trains here; .*is gone for good, delete {tmp_path}/lock$'
     with pytest.raises(ConnectionError, match=named) as error, run_folder.locked(tmp_path):
       pass
   assert cli.explain(error.value)[0] == 75

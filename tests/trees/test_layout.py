@@ -167,7 +167,6 @@ def test_what_is_computed_on_rows_comes_back_to_its_spans(forest):
       np.testing.assert_array_equal(node.values, values[row, columns])
 
 
-
 # Exactness: one program, one shape, for trees and for paths.
 
 ROWS, LENGTH = 8, 40
