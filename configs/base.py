@@ -134,10 +134,9 @@ def get_config():
                                        # AR3PO)
 
   config.sampler = config_dict.create(
-    engine='jax',                    # 'jax' (ours, in this process), or the servers at `urls`: 'vllm',
-                                     # 'sglang', 'llama_cpp' (docs/pods.md)
-    urls='',                         # of the servers, such as http://HOST:8000, a comma between them; ''
-                                     # with 'llama_cpp' starts one in this process
+    engine='jax',                    # 'jax' (ours) or 'llama_cpp', in this process; 'vllm' or 'sglang', the
+                                     # servers at `urls` (docs/pods.md)
+    urls='',                         # such as http://HOST:8000, a comma between them
     folder='',                       # in which servers find new weights, on a disk that all share; ''
                                      # is OUT/weights
     timeout=300.0,                   # seconds to wait for a server's reply; the run ends if no server answers for this long

@@ -20,7 +20,7 @@ import filelock
 import numpy as np
 
 from jaxsearch.data.corpus import indexed, line_of, stream_corpus
-from jaxsearch.data.jsonl import DataError, opened
+from jaxsearch.data.jsonl import LINE, DataError, opened
 from jaxsearch.files import naming, no_link, write_whole
 from jaxsearch.tools import sparse
 from jaxsearch.tools.index import FORMAT, Encoder, Passages, read_manifest, sizes
@@ -146,7 +146,7 @@ def estimate(corpus: str | os.PathLike, kind: str, encoder: Encoder | None = Non
   cache: 'bytes_cached' is all of them.
   """
   with opened(corpus) as file:
-    lines = list(itertools.islice(file, SAMPLE))
+    lines = list(itertools.islice(iter(lambda: file.readline(LINE + 1), b''), SAMPLE))
   texts = [indexed(document) for _, document in itertools.islice(stream_corpus(corpus), SAMPLE)]
   if not texts:
     raise DataError(f'{corpus}: no passages in it')
