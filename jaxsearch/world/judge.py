@@ -26,7 +26,8 @@ def _titled(text: str, title: str) -> bool:
 
 
 def _score(item: Item) -> int:
-  steps = item.question.metadata['steps']
+  if (steps := item.question.metadata.get('steps')) is None:
+    raise ValueError("judge.kind='world' judges the world's questions alone: set 'chat' or 'local'")
   if isinstance(item, Answer):
     golds = item.question.golden_answers
     return 1 if exact_match(item.answer, golds) else 0 if f1(item.answer, golds) > 0 else -1

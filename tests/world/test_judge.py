@@ -3,6 +3,9 @@
 import json
 import re
 
+import pytest
+
+from jaxsearch.data.questions import Question
 from jaxsearch.rewards.judge import Answer, Collections, Query, Thinking
 from jaxsearch.tools.tool import listed
 from jaxsearch.trees import grammar
@@ -26,6 +29,11 @@ def test_it_likes_every_step_of_a_gold_chain():
     before += SPANS[2 * turn] + observation
   assert judge([Thinking(QUESTION, before, THOUGHTS[-1]),
                 Answer(QUESTION, QUESTION.golden_answers[0])]) == [1, 1]
+
+
+def test_it_knows_no_other_questions():
+  with pytest.raises(ValueError, match="judge.kind='world' judges the world's questions alone"):
+    judge([Answer(Question('1', 'Who?', ('Ada',)), 'Ada', '', '')])
 
 
 def test_what_it_dislikes():
