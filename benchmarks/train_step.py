@@ -1,6 +1,6 @@
 """Speed of a GRPO update on search rollouts: tokens a second, against the machine's arithmetic and against a peer.
 
-    python benchmarks/train_step.py [--rollouts 8] [--steps 3] [--peer /path/to/python-with-tunix]
+    python benchmarks/train_step.py [--rollouts 12] [--steps 3] [--peer /path/to/python-with-tunix]
     python benchmarks/train_step.py --preset qwen2.5-0.5b --dtype bfloat16
 
 The rollouts are ragged, as in multi-turn search: a prompt of 64 tokens, then 1 to 6 turns of 32 generated and 96 retrieved

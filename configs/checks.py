@@ -269,10 +269,11 @@ def together(config, training):
            'the clock would decide what is sampled')
   if (config.tools or config.mcp.servers) and config.grow.get('grammar', 'tags') == 'tags':
     yield "tools and mcp.servers are called, which tags cannot: set grow.grammar='auto'"
-  grow, length = config.grow, config.sampler.length
-  if grow.get('fold') == 'summary' and grow.fold_at * length + grow.fold_tokens >= length:
-    yield (f'grow.fold_at={grow.fold_at} of sampler.length={length} leaves no room for a summary of '
-           f'grow.fold_tokens={grow.fold_tokens}')
+  fold_at, fold_tokens = config.grow.get('fold_at', 0.75), config.grow.get('fold_tokens', 128)
+  length = config.sampler.length
+  if config.grow.get('fold') == 'summary' and fold_at * length + fold_tokens >= length:
+    yield (f'grow.fold_at={fold_at} of sampler.length={length} leaves no room for a summary of '
+           f'grow.fold_tokens={fold_tokens}')
   if config.search.noise and (config.search.backend != 'bm25' or config.search.by_source):
     yield f"search.noise={config.search.noise} is for search.backend='bm25' without by_source"
   sampler = config.sampler

@@ -6,7 +6,6 @@ This module applies it, and checks what depends on the method: the arguments of 
 
 import contextlib
 import difflib
-import functools
 import inspect
 import math
 import operator
@@ -154,7 +153,7 @@ def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: 
   needs = load_file(CHECKS).needs(config, services)
   for field, kind in needs.items():
     if f'{field}.'.startswith(tuple(f'{name}.' for name in used)):
-      value = functools.reduce(getattr, field.split('.'), config)
+      value = config[field]
       shown, value = ('--corpus', corpus) if corpus and field == 'data.corpus' else (field, value)
       mistakes += _missing(shown, kind, value)
   if mistakes:

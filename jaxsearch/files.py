@@ -2,10 +2,11 @@
 followed."""
 
 import contextlib
+import json
 import os
 import pathlib
-from collections.abc import Iterator
-from typing import IO
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
@@ -26,6 +27,23 @@ def write_whole(path: str | os.PathLike, content: str | bytes) -> None:
       part.replace(path)
     finally:
       part.unlink(missing_ok=True)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """Reads a JSON object from `path`; errors name the file."""
+  if not path.is_file():
+    raise FileNotFoundError(f'{path}: missing')
+  try:
+    value = json.loads(path.read_bytes())
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f'{path}: not valid JSON ({error})') from error
+  if not isinstance(value, dict):
+    raise ValueError(f'{path}: not a JSON object')
+  return value
+
+
+def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
+  write_whole(path, json.dumps(value, indent=2) + '\n')
 
 
 def no_link(path: str, flags: int) -> int:

@@ -1,13 +1,12 @@
 """Reads the command line of a command: its own flags, and a config with overrides of its fields.
 
-argparse and ml_collections parse; here their complaints become one line that names the flag or field and the
-nearest right one.
+argparse, absl and ml_collections parse; here their complaints become one line that names the flag or field,
+and the nearest right one.
 """
 
 import argparse
 import functools
 import inspect
-import operator
 import pathlib
 import re
 import sys
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 import ml_collections
 from absl import flags
-from ml_collections import config_dict, config_flags
+from ml_collections.config_flags import tuple_parser
 
 from jaxsearch import registry
 from jaxsearch.config_check import (
@@ -38,6 +37,9 @@ from jaxsearch.trees import templates
 
 KINDS = {int: 'a whole number is needed', float: 'a number is needed', bool: 'True or False is needed',
          str: 'a text is needed', tuple: 'a tuple such as (1, 2) is needed'}
+PARSERS = {int: flags.IntegerParser(), float: flags.FloatParser(), bool: flags.BooleanParser(),
+           str: flags.ArgumentParser(), tuple: tuple_parser.TupleParser()}
+FIELD = re.compile('--?(no)?config[.]([^=]*)(?:=(.*))?', re.DOTALL)
 # What a policy saw in training: with a checkpoint these come from its run, whichever config is given.
 TRAINED = ('method', 'grow', 'eval.grow', 'sampler.length', 'sampler.max_observation', 'search.topk',
            'search.words', 'tools', 'python', 'eval.right')
@@ -152,7 +154,7 @@ def parse(command: str, arguments: Sequence[str], default: str, own: Sequence[st
   parser = Parser(prog=command, add_help=False, allow_abbrev=False)
   parser.add_argument('--config', default='')
   given, overrides = parser.parse_known_args(arguments)
-  names = [name for name in map(_field, overrides) if name]
+  names = [match[2] for match in map(FIELD.fullmatch, overrides) if match]
   config = _load(given.config or default)
   if command != 'sweep' and 'method' not in config:
     raise UsageError(f'{given.config} is not the config of a run: it has no `method`. '
@@ -181,51 +183,33 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
   known, words, unknown, wrong = [name for name, _ in fields(config)], [], [], []
   optional = [name for name, value in fields(load_file(SHIPPED / 'base.py').get_config()) if value is None]
   optional.append('critic.value_clip')  # a number there, and None is off
-  for text in arguments:  # one by one, to name every mistake
-    name = _field(text)
-    if name is not None and name not in known:
+  for text in arguments:
+    match = FIELD.fullmatch(text)
+    if match is None and text.startswith('-') and text.strip('-'):
+      flag = text.lstrip('-').partition('=')[0]
+      near = re.sub("'([^']+)'", r"'--\1'", suggestion(flag, [*own, *(f'config.{field}' for field in known)]))
+      raise UsageError(f'{command} has no flag --{flag}{near}')
+    if match is None:
+      words += [text] * (text != '--')
+      continue
+    negated, name, value = match.groups()
+    if name not in known:
       unknown.append(f'the config has no field {name!r}{suggestion(name, known)}')
       continue
-    if name in optional and text.endswith('=None'):
-      group, leaf = _place_of(config, name)
-      group[leaf] = None
+    group, leaf = _place_of(config, name)
+    kind = group.get_type(leaf)
+    if kind is bool and value is None:
+      value = str(not negated)
+    if value is None or (negated and match[3]):
+      wrong.append(f'{text}: write --config.{name}=VALUE')
       continue
-    values, part = flags.FlagValues(), _part_of(config, name)
-    config_flags.DEFINE_config_dict('config', part, flag_values=values, sys_argv=[text])
     try:
-      words += values([command, text])[1:]
-      if name:
-        copy_fields((name,), part, config)
-    except flags.UnrecognizedFlagError as error:
-      near = suggestion(error.flagname, [*own, *(f'config.{field}' for field in known)])
-      near = re.sub("'([^']+)'", r"'--\1'", near)
-      raise UsageError(f'{command} has no flag --{error.flagname}{near}') from error
-    except flags.IllegalFlagValueError:
-      group, leaf = _place_of(config, name)
-      needed = KINDS.get(group.get_type(leaf), 'it is a group, set one of its fields')
-      wrong.append(f'{text.removeprefix("--")}: {needed}')
-    except flags.Error as error:
-      wrong.append(f'{error}: write {text}=VALUE')
+      group[leaf] = None if name in optional and value == 'None' else PARSERS[kind].parse(value)
+    except (KeyError, SyntaxError, TypeError, ValueError):
+      wrong.append(f'{text.removeprefix("--")}: {KINDS.get(kind, "it is a group, set one of its fields")}')
   if unknown or wrong:
     raise UsageError('; '.join([*unknown, *wrong]))
   return words
-
-
-def _part_of(config: ml_collections.ConfigDict, name: str | None) -> ml_collections.ConfigDict:
-  """Returns the part of a config that has this field alone: DEFINE_config_dict writes all of it as text."""
-  if name is None:
-    return ml_collections.ConfigDict()
-  group, leaf = _place_of(config, name)
-  part = config_dict.placeholder(group.get_type(leaf)) if group[leaf] is None else group[leaf]
-  for key in reversed(name.split('.')):
-    part = ml_collections.ConfigDict({key: part})
-  return part
-
-
-def _field(argument: str) -> str | None:
-  """Returns the name of the field that '--config.FIELD=VALUE' sets, else None."""
-  match = re.match('--?(?:no)?config[.]([^=]*)', argument)
-  return match and match[1]
 
 
 def _take_trained(config: ml_collections.ConfigDict, saved: Mapping[str, Any], changed: Collection[str],
@@ -278,8 +262,8 @@ def _is_place(name: str, value: object) -> bool:
 
 def _place_of(config: ml_collections.ConfigDict, name: str) -> tuple[ml_collections.ConfigDict, str]:
   """Returns the group that a field is in, and the last part of its name."""
-  *path, leaf = name.split('.')
-  return functools.reduce(operator.getitem, path, config), leaf
+  path, _, leaf = name.rpartition('.')
+  return config[path] if path else config, leaf
 
 
 def copy_fields(names: Iterable[str], source: ml_collections.ConfigDict,

@@ -23,12 +23,14 @@ def free_port() -> int:
 @contextlib.contextmanager
 def small_files(limit: int = 4096):
   """No file may have more bytes: the system refuses to write, as it does where a disk is full."""
-  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  limits, least = resource.getrlimit(resource.RLIMIT_FSIZE), jax.config.jax_persistent_cache_min_compile_time_secs
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 1e9)  # a program cut off in its cache would stay so
   resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limits[1]))
   try:
     yield
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    jax.config.update('jax_persistent_cache_min_compile_time_secs', least)
 
 
 class Store:

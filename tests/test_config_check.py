@@ -124,6 +124,13 @@ def test_a_method_may_take_any_argument(monkeypatch):
   check(config, training=False)
 
 
+def test_what_folding_has_by_itself_need_not_be_set():
+  config = changed({'grow.fold': 'summary', 'sampler.length': 256})
+  del config.grow.fold_at, config.grow.fold_tokens
+  with pytest.raises(ValueError, match='grow.fold_at=0.75 of sampler.length=256 leaves no room'):
+    check(config)
+
+
 def test_a_config_may_have_names_of_its_own():
   check(changed({'folder': 'data', 'my_data': 'q.jsonl', 'reviewer': {'slots': 3}}))
 

@@ -58,6 +58,8 @@ def test_a_question_is_searched_for_in_the_index_of_its_source(folder):
   identity = find_backend('index').identity
   alone = {source: identity(config(f'index={folder}/indexes/{source}').search) for source in ('hotpotqa', 'nq')}
   assert identity(config(f'index={folder}/indexes/{{source}}').search) == {'sources': alone}
+  by_file = identity(config(f'index={folder}/{{source}}').search)  # sources of joined files: 'indexes/nq'
+  assert by_file == {'sources': {f'indexes/{source}': part for source, part in alone.items()}}
 
 
 def test_serve_serves_an_index(folder, monkeypatch):
@@ -68,3 +70,8 @@ def test_serve_serves_an_index(folder, monkeypatch):
   assert cli.main(['serve', f'--index={folder}/indexes/nq', '--port=0']) == 0
   assert served['ran'] and served['backend'].search(['number 2'], 1)[0][0].title == 'Lyon 2'
   assert len(served['backend'].known) == 2 and served['limits'].threads == 4
+
+
+def test_a_server_has_no_sources(folder, capsys):
+  assert cli.main(['serve', f'--corpus={folder}/nq.jsonl', '--port=0', '--config.search.by_source=True']) == 2
+  assert 'has no source: set search.by_source=False' in capsys.readouterr().err

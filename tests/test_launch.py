@@ -55,6 +55,7 @@ def programs(tmp_path):
   """A folder for PATH: jaxsearch, and SLURM with two tasks on this machine; what scontrol was asked stands in
   `asked`."""
   folder = tmp_path / 'programs'
+  stand_in(folder, 'sleep', f'exec {shutil.which("sleep")} "${{1/#5/1}}"')  # between attempts
   stand_in(folder, 'jaxsearch', f'exec {sys.executable} -m jaxsearch.cli "$@"')
   stand_in(folder, 'scontrol', f'echo "$@" >> {tmp_path / "asked"}\n[ "$1" = requeue ] || echo 127.0.0.1')
   stand_in(folder, 'scancel', f'[ "$1" = --signal=TERM ] && kill -TERM "$(cat {tmp_path}/steps-$2)"')

@@ -158,13 +158,11 @@ def test_a_mistake_is_named_in_one_line(line, said, folder, port, monkeypatch, c
   assert set(os.listdir(folder)) <= before | {'runs', 'run'}
 
 
-@pytest.mark.parametrize('line',
-                         ['eval --questions=questions.jsonl --checkpoint=hf_truncated --config.steps=3',
-                                  'train --config.optim.learning_rate=nan',
-                                  'export --checkpoint=folder --out=hf_out'])
-def test_a_process_of_its_own_prints_the_line_alone(line, folder):
-  done = subprocess.run([sys.executable, '-m', 'jaxsearch.cli', *shlex.split(line)], cwd=folder,
-                        capture_output=True, text=True,
+def test_a_process_of_its_own_prints_the_lines_alone(folder):
+  lines = ['eval --questions=questions.jsonl --checkpoint=hf_truncated --config.steps=3',
+           'train --config.optim.learning_rate=nan', 'export --checkpoint=folder --out=hf_out']
+  code = 'import sys\nfrom jaxsearch import cli\nsys.exit(sum(cli.main(line.split()) for line in sys.argv[1:]))'
+  done = subprocess.run([sys.executable, '-c', code, *lines], cwd=folder, capture_output=True, text=True,
                         env=os.environ | {'PYTHONPATH': str(pathlib.Path(cli.__file__).parents[1])})
-  assert done.returncode == 2 and not done.stdout
-  assert done.stderr.startswith('jaxsearch: ') and done.stderr.count('\n') == 1, done.stderr
+  assert done.returncode == 2 * len(lines) and not done.stdout
+  assert [line.partition(' ')[0] for line in done.stderr.splitlines()] == ['jaxsearch:'] * len(lines), done.stderr

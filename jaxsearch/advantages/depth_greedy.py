@@ -23,19 +23,15 @@ def depth_plan(strategy: str, budget: jax.Array, max_depth: int,
   Returns (targets [S+1], priorities [S+1]), int32; a smaller priority goes first. Raises ValueError for
   another strategy.
   """
-  depth = jnp.arange(max_depth + 1, dtype=jnp.int32)
-  if strategy == 'auto':
-    target, priorities = max_depth, max_depth - depth + 1
-  elif strategy == 'phase':
-    target = jnp.minimum(jnp.asarray(phase, jnp.int32) + 1, max_depth)
-    priorities = jnp.where(depth >= target, depth - target + 1, max_depth + 1 - depth)
-  elif strategy == 'anti':
-    target, priorities = 0, depth + 1
-  else:
-    raise ValueError(f"depth_plan: strategy {strategy!r} is none of 'auto', 'phase', 'anti'")
+  targets = {'auto': max_depth, 'phase': jnp.minimum(jnp.asarray(phase, jnp.int32) + 1, max_depth), 'anti': 0}
+  if strategy not in targets:
+    raise ValueError(f'depth_plan: strategy {strategy!r} is none of {", ".join(map(repr, targets))}')
+  depth, target = jnp.arange(max_depth + 1, dtype=jnp.int32), targets[strategy]
+  priorities = jnp.where(depth >= target, depth - target + 1, max_depth + 1 - depth)
   return jnp.where(depth == target, jnp.asarray(budget, jnp.int32), 0), priorities
 
 
+@jax.jit
 def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Array) -> jax.Array:
   """Repairs `targets` until no bucket holds more than its capacity (CuSearch, algorithm 3), for any targets.
 
@@ -50,28 +46,14 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
     [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is
     smaller.
   """
-  capacities, targets = (jnp.asarray(x).astype(jnp.int32) for x in (capacities, targets))
   order = jnp.argsort(jnp.asarray(priorities), stable=True)
-  buckets = capacities.shape[0]
-  rank = jnp.arange(buckets)
-  # Visiting rank i, its overflow is offered to i itself (full by then), i+1, …, S, and then to i-1, …, 0.
-  offers = jnp.where(rank < buckets - rank[:, None], rank[:, None] + rank, buckets - 1 - rank)
-  capacities = capacities[order]
-
-  def visit(allocation, here):
-    rank, offered = here
-    overflow = jnp.maximum(allocation[rank] - capacities[rank], 0)
-    allocation = allocation.at[rank].add(-overflow)
-
-    def place(state, receiver):
-      allocation, overflow = state
+  capacities, allocation = (jnp.asarray(x).astype(jnp.int32)[order] for x in (capacities, targets))
+  for here in range(len(order)):
+    overflow = jnp.maximum(allocation[here] - capacities[here], 0)
+    allocation = allocation.at[here].add(-overflow)
+    for receiver in (*range(here + 1, len(order)), *reversed(range(here))):
       moved = jnp.clip(capacities[receiver] - allocation[receiver], 0, overflow)
-      return (allocation.at[receiver].add(moved), overflow - moved), None
-
-    (allocation, _), _ = jax.lax.scan(place, (allocation, overflow), offered)
-    return allocation, None
-
-  allocation, _ = jax.lax.scan(visit, targets[order], (rank, offers))
+      allocation, overflow = allocation.at[receiver].add(moved), overflow - moved
   return jnp.zeros_like(allocation).at[order].set(allocation)
 
 

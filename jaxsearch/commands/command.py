@@ -58,7 +58,7 @@ CHECKPOINT = flag('--checkpoint', 'run folder, checkpoint in it, adapter or Hugg
                   f'{", ".join(registry.POLICIES)}; config.model if not given', policy, default='')
 CORPUS = flag('--corpus', 'passages: Search-R1 JSONL file, or world; config.data.corpus if not given')
 QUESTIONS = flag('--questions', 'FlashRAG JSONL file, or world:SPLIT; those of the config if not given')
-GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0')
+GREEDY = flag('--temperature', 'of sampling; greedy if not given', float, '>= 0', default=0.0)
 LIMIT = flag('--limit', 'take only this many questions, the first; all if not given', int, '>= 1')
 
 
@@ -75,13 +75,6 @@ def replaced_fields(flags) -> list[str]:
   """Returns the config fields that given flags replace, and those that the command does not read."""
   places = {'corpus': ['data.corpus'], 'questions': ['data.questions', 'eval.questions']}
   return [field for name, replaced in places.items() if getattr(flags, name, True) for field in replaced]
-
-
-def sampling_of(flags, temperature: float = 0.0):
-  """Returns how answers are sampled: at --temperature if given, else at `temperature`."""
-  from jaxsearch.sampler.requests import Sampling
-  given = getattr(flags, 'temperature', None)
-  return Sampling(temperature if given is None else given)
 
 
 def check_out(config) -> None:
@@ -111,12 +104,6 @@ def check_inputs(config, flags, policy: bool = True) -> None:
   check_files(config, ('data.corpus', 'search', 'classifier', 'sampler', *models), corpus)
 
 
-def check_room(config, tokenizer, questions: Sequence, **changes) -> None:
-  """Says which prompts leave little room to answer; ValueError if all do. `changes` are of `grow`."""
-  from jaxsearch import setup
-  setup.check_room(config, tokenizer, questions, say, **dict(config.eval.grow) | changes)
-
-
 def searched_corpus(config, flags) -> str:
   """Returns the name of the corpus that is searched; '' if the back end searches elsewhere."""
   reads = tools.find_backend(config.search.backend).corpus(config.search)
@@ -129,17 +116,13 @@ def open_agent(config, flags, questions: Sequence, **changes) -> tuple:
 
   from jaxsearch.evaluation import agents
   from jaxsearch.evaluation.manifest import weights
+  from jaxsearch.setup import check_room
   policy = agents.load_policy(config, flags.checkpoint)
-  check_room(config, policy.tokenizer, questions, **changes)
+  check_room(config, policy.tokenizer, questions, say, **dict(config.eval.grow) | changes)
   corpus = getattr(flags, 'corpus', '')
   agent = agents.open_agent(config, corpus=corpus, policy=policy, **changes)
   about = weights(flags.checkpoint or config.model, policy.step)
   return agent, jax.random.key(config.seed), about
-
-
-def load_questions(config, name: str, limit: int | None) -> Sequence:
-  from jaxsearch.setup import load_questions
-  return load_questions(config, name)[:limit]
 
 
 def write_result(path: str, result: str | dict) -> None:

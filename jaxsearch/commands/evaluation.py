@@ -13,21 +13,18 @@ from jaxsearch.commands.command import (
   LIMIT,
   QUESTIONS,
   check_inputs,
-  check_room,
   command,
   flag,
   open_agent,
   print_figures,
   progress_of,
   refuse,
-  sampling_of,
   saved_config,
-  say,
   searched_corpus,
   write_result,
 )
 from jaxsearch.config_check import SHIPPED, check_files, load_file, without_secrets
-from jaxsearch.flags import UsageError, address, place, steps
+from jaxsearch.flags import UsageError, address, place, say, steps
 
 
 @command(
@@ -102,7 +99,8 @@ def _answer(answer: Callable, config, flags, sets: Sequence, agent, **about) -> 
 
   from jaxsearch.evaluation import answers
   from jaxsearch.evaluation.manifest import manifest
-  sampling, samples = sampling_of(flags), getattr(flags, 'samples', 1)
+  from jaxsearch.sampler.requests import Sampling
+  sampling, samples = Sampling(flags.temperature), getattr(flags, 'samples', 1)
   questions = _questions(sets, samples)
   made = without_secrets(about | manifest(
     config, sets, agent, corpus=searched_corpus(config, flags), sampling=sampling, samples=samples,
@@ -183,7 +181,7 @@ def bench(config, flags) -> None:
   if flags.samples > 1 and not flags.temperature:
     raise UsageError(f'--samples={flags.samples} needs --temperature above 0: greedy answers are alike')
   from jaxsearch.evaluation import answers, browsecomp_plus, figures, question_sets, results
-  from jaxsearch.setup import load_judge, of_server, open_chat_agent
+  from jaxsearch.setup import check_room, load_judge, of_server, open_chat_agent
   names = list(dict.fromkeys(filter(None, flags.benchmarks.split(','))))
   if not names and flags.folder:
     names = question_sets.present(flags.folder)
@@ -205,7 +203,8 @@ def bench(config, flags) -> None:
   if flags.url:
     agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
     policy = {'url': flags.url, 'model': flags.model}
-    check_room(config, agent.engine.tokenizer, _questions(sets), **of_server(config))
+    check_room(config, agent.engine.tokenizer, _questions(sets), say,
+               **dict(config.eval.grow) | of_server(config))
   else:
     agent, _, policy = open_agent(config, flags, _questions(sets))
   numbers = ', '.join(f'{len(one.questions)} of {one.name}' for one in sets)
@@ -330,8 +329,9 @@ def ask(config, flags) -> None:
   from jaxsearch.data.questions import Question
   from jaxsearch.evaluation import terminal
   from jaxsearch.sampler.driver import rollout
+  from jaxsearch.sampler.requests import Sampling
   console = Console(highlight=False)
-  sampling, question = sampling_of(flags), Question('ask', flags.words, ())
+  sampling, question = Sampling(flags.temperature), Question('ask', flags.words, ())
   agent, key, _ = open_agent(config, flags, [question])
   (tree,), _ = rollout(agent, [question], key, sampling=sampling,
                        observer=lambda tree, request, reply: request and terminal.show(console, reply))

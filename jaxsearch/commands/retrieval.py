@@ -4,17 +4,8 @@ import importlib.util
 import pathlib
 import time
 
-from jaxsearch.commands.command import (
-  CHECKPOINT,
-  CORPUS,
-  check_inputs,
-  command,
-  flag,
-  print_figures,
-  refuse,
-  say,
-)
-from jaxsearch.flags import UsageError, place
+from jaxsearch.commands.command import CHECKPOINT, CORPUS, check_inputs, command, flag, print_figures, refuse
+from jaxsearch.flags import UsageError, place, say
 
 
 @command('base', flag('--corpus', 'passages: Search-R1 JSONL file, .jsonl or .jsonl.gz', required=True),
@@ -87,7 +78,9 @@ def serve(config, flags) -> None:
   if flags.index:
     refuse(flags, ('corpus',), 'with --index, which has its passages')
     with config.unlocked():
-      config.search.update(backend='index', index=flags.index)
+      config.search.update(backend='index', index=flags.index, by_source=False)
+  if config.search.by_source:
+    raise UsageError('what is asked of a server has no source: set search.by_source=False')
   check_inputs(config, flags, policy=flags.as_tool)
   port = (8001 if flags.as_tool else 8000) if flags.port is None else flags.port
   try:

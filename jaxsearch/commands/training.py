@@ -18,17 +18,14 @@ from jaxsearch.commands.command import (
   check_out,
   command,
   flag,
-  load_questions,
   open_agent,
   print_figures,
   progress_of,
-  sampling_of,
-  say,
   searched_corpus,
   write_result,
 )
 from jaxsearch.config_check import check_files, from_saved, to_saved, without_secrets
-from jaxsearch.flags import TRAINED, UsageError, check_place, copy_fields, place, policy
+from jaxsearch.flags import TRAINED, UsageError, check_place, copy_fields, place, policy, say
 from jaxsearch.parallel import memory
 
 OUT = flag('--out', 'JSONL file to write', place(), required=True)
@@ -109,9 +106,11 @@ def sample(config, flags) -> None:
   if flags.keep is not None and flags.keep > flags.n:
     raise UsageError(f'--keep={flags.keep} means nothing with --n={flags.n}: a question has no more chains')
   check_inputs(config, flags)
+  from jaxsearch.setup import load_questions
   from jaxsearch.training import rejection, row_files
   source = flags.questions or config.data.questions
-  records = _sample(config, flags, source, load_questions(config, source, flags.limit), flags.n,
+  questions = load_questions(config, source)[:flags.limit]
+  records = _sample(config, flags, source, questions, flags.n,
                     functools.partial(rejection.record, most=flags.keep))
   row_files.write(flags.out, (line for record in records for line in record['demonstrations']))
   _part(flags.out).unlink(missing_ok=True)
@@ -131,8 +130,10 @@ def _sample(config, flags, source: str, questions: Sequence, number: int, record
   """
   from jaxsearch.evaluation import answers
   from jaxsearch.evaluation.manifest import made_with
+  from jaxsearch.sampler.requests import Sampling
   agent, key, weights = open_agent(config, flags, questions, **changes)
-  sampling = sampling_of(flags, config.sampler.temperature)
+  given = getattr(flags, 'temperature', None)
+  sampling = Sampling(config.sampler.temperature if given is None else given)
   about = made_with(config, questions=source, corpus=searched_corpus(config, flags)) | {
     'weights': weights, 'temperature': sampling.temperature, 'n': number,
     'keep': getattr(flags, 'keep', None), 'source': source, 'questions': len(questions)}
@@ -184,9 +185,10 @@ def tiers(config, flags) -> None:
     raise UsageError(f'--mixed and --out are the same file, {flags.out}')
   from jaxsearch.data.questions import write_questions
   from jaxsearch.evaluation.question_sets import first_of_each
+  from jaxsearch.setup import load_questions
   from jaxsearch.training import curation, row_files
   source = flags.questions or config.eval.questions
-  questions = load_questions(config, source, flags.limit)
+  questions = load_questions(config, source)[:flags.limit]
   if not flags.limit:
     questions = first_of_each(questions, config.eval.number)
   of_question = lambda trees: max(map(curation.outcome, trees), key=lambda row: row['right'])

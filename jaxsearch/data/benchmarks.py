@@ -213,12 +213,9 @@ def read_questions(source: str, path: Path) -> list[Question]:
   A question without an id is 'nq_0', 'nq_1', … by the number of its row. Raises OSError, and DataError that
   names file, and line or record.
   """
-  def questions() -> Iterator[tuple[str, Question]]:
-    for number, (place, record) in enumerate(_parsed(source, path, SOURCES[source].record)):
-      if record is not None:
-        yield place, question_of_row({'data_source': source} | record, place, f'{source}_{number}')
-
-  return unique(path, questions(), 'questions')
+  records = enumerate(_parsed(source, path, SOURCES[source].record))
+  return unique(path, ((place, question_of_row({'data_source': source} | record, place, f'{source}_{number}'))
+                       for number, (place, record) in records if record is not None), 'questions')
 
 
 def read_documents(source: str, path: Path) -> list[Document]:
@@ -230,9 +227,8 @@ def read_documents(source: str, path: Path) -> list[Document]:
   if not (passages := SOURCES[source].passages):
     known = ', '.join(name for name, each in SOURCES.items() if each.passages)
     raise ValueError(f'no documents come with {source!r}; they do with {known}')
-  rows = _parsed(source, path, lambda row: list(passages(row)))
-  texts = _once((' '.join(title.split()), text.strip()) for _, row in rows for title, text in row
-                if text.strip())
+  clean = lambda row: [(' '.join(title.split()), text.strip()) for title, text in passages(row)]
+  texts = _once(each for _, row in _parsed(source, path, clean) for each in row if each[1])
   documents = [Document(f'{source}_{number}', *text) for number, text in enumerate(texts)]
   return unique(path, ((str(path), document) for document in documents), 'documents')
 

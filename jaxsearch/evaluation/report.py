@@ -8,7 +8,6 @@ line styles and markers say the same.
 import base64
 import collections
 import io
-import json
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from jaxsearch.evaluation import plots
 from jaxsearch.evaluation.figures import FIGURES, MAIN, OF_REFINEMENT, Figure, column, look_up, sources_in
-from jaxsearch.files import write_whole
+from jaxsearch.files import read_json, write_whole
 from jaxsearch.sampler.requests import add_failures, failing
 from jaxsearch.training.row_files import read as read_rows
 
@@ -45,7 +44,7 @@ def write_report(run: str | pathlib.Path) -> pathlib.Path:
   run = pathlib.Path(run)
   page, config = run / 'report.html', run / 'config.json'
   rows, evaluations = read_rows(run / 'metrics.jsonl'), read_rows(run / 'evaluations.jsonl')
-  settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
+  settings = read_json(config) if config.exists() else {}
   curves = plot_curves(rows, evaluations)
   write_whole(run / 'learning_curve.png', curves)
   write_whole(page, render(rows, evaluations, settings, curves))

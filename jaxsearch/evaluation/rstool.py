@@ -23,9 +23,9 @@ from jaxsearch.rewards import formats
 from jaxsearch.rewards.match import exact_match, f1
 from jaxsearch.sampler.assistants import Assistant, first_requests
 from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.requests import GREEDY, SERVICES, Sampling, one_line, shorten
+from jaxsearch.sampler.requests import GREEDY, SERVICES, Sampling
 from jaxsearch.tools import SearchBackend
-from jaxsearch.tools.calls import paid
+from jaxsearch.tools.calls import one_line, paid, shorten
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import spans
 

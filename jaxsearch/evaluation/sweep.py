@@ -20,7 +20,6 @@ resume. sweep_report.py writes the tables.
 
 import collections
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -35,7 +34,7 @@ import ml_collections
 from jaxsearch import flags
 from jaxsearch.config_check import fields, from_saved, to_saved
 from jaxsearch.evaluation.terminal import printable
-from jaxsearch.files import no_link
+from jaxsearch.files import no_link, read_json
 from jaxsearch.training import run_folder
 from jaxsearch.training.row_files import read as read_rows
 
@@ -135,7 +134,7 @@ def finished(run: SweepRun) -> bool:
 
 def check_finished(run: SweepRun) -> None:
   """Raises ValueError if a finished run was trained or evaluated with another config than the sweep's."""
-  saved = json.loads((run.out / 'config.json').read_text(encoding='utf-8'))
+  saved = read_json(run.out / 'config.json')
   run_folder.check_same_run(saved, run.config)
   if (then := from_saved(saved).eval.to_dict()) != from_saved(to_saved(run.config)).eval.to_dict():
     raise ValueError(f'{run.out} was evaluated with other settings: {then}. '

@@ -16,6 +16,7 @@ from typing import Any
 
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.evaluation.results import read_predictions
+from jaxsearch.files import read_json
 from jaxsearch.training import rollout_file, row_files
 
 FOLDER = pathlib.Path(__file__).parent
@@ -40,7 +41,7 @@ class Source:
       if not any((self.path / name).exists() for name in (rollout_file.FILE, 'evaluations.jsonl')):
         raise DataError(f'{path}: no rollouts in it: not a run folder, or a run with config.rollouts=0')
       config = self.path / 'config.json'
-      settings = json.loads(config.read_text(encoding='utf-8')) if config.exists() else {}
+      settings = read_json(config) if config.exists() else {}
       self._about = {name: settings[name] for name in ('method', 'model', 'seed', 'steps')
                      if name in settings}
     self.refresh()

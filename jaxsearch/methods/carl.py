@@ -74,9 +74,13 @@ def proceed(tree: Tree, node: Node, segments: int, max_tokens: int, context_toke
 
 
 def remember(tree: Tree, raw: Node, context_tokens: int) -> Growth[Node]:
-  """Grows the context of a raw output and forgets the output."""
+  """Grows the context of a raw output and forgets the output; a clean copy, empty without one, goes on."""
   written = yield from write_context(raw, context_tokens)
-  return assimilate(tree, raw.parent, written)
+  context, closed = grammar.context_block(tree.grammar.content(written))
+  written.data.update(segment='assimilate', context=context)
+  tree.metrics['no_context'] += not context
+  tree.metrics['context_cut'] += bool(context) and not closed
+  return raw.parent.append(tree.grammar.recall(raw.parent, context), Role.CONTEXT)
 
 
 def think(node: Node, tools: bool, max_tokens: int) -> Growth[Node]:
@@ -103,15 +107,6 @@ def invoke(action: Action, fault: str) -> Growth[Node]:
   output = faults.apply(fault, output, tree.rng)
   node.data.update(segment='invoke', code=code, output=output)
   return node.append(observe(output), Role.OBSERVATION)
-
-
-def assimilate(tree: Tree, node: Node, written: Node) -> Node:
-  """Appends to the invoke `node` a clean copy of the context in `written`, empty if there is none."""
-  context, closed = grammar.context_block(tree.grammar.content(written))
-  written.data.update(segment='assimilate', context=context)
-  tree.metrics['no_context'] += not context
-  tree.metrics['context_cut'] += bool(context) and not closed
-  return node.append(tree.grammar.recall(node, context), Role.CONTEXT)
 
 
 def commit(tree: Tree, action: Action) -> None:

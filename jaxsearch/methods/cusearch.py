@@ -72,12 +72,11 @@ def credit(groups: Groups, context: Context, *, strategy: str = 'auto', keep: in
 def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Context, strategy: str,
            keep: int, max_depth: int) -> np.ndarray:
   """Selects by depths, rewards and questions `ids` (in order), [N] each: a mask [N] of `keep`, or of all."""
-  number, most = len(depths), keep
-  keep = min(most, number)
+  number = len(depths)
   if strategy == 'full' or not number:
     return np.ones(number, bool)
   if strategy == 'random':
-    return np.isin(np.arange(number), context.rng.choice(number, keep, replace=False))
+    return np.isin(np.arange(number), context.rng.choice(number, min(keep, number), replace=False))
   if strategy == 'topk_reward':
     return np.isin(np.arange(number), np.lexsort((context.rng.random(number), -rewards))[:keep])
   if strategy == 'within':
@@ -86,21 +85,18 @@ def select(depths: np.ndarray, rewards: np.ndarray, ids: np.ndarray, context: Co
   capacities = np.bincount(depths, minlength=max_depth + 1)
   phase = context.memory.get('phase', 0)
   if strategy == 'phase':
-    phase = context.memory['phase'] = int(advance_phase(phase, capacities, most))
+    phase = context.memory['phase'] = int(advance_phase(phase, capacities, keep))
     context.metrics['phase'] = float(phase)
   targets, priorities = depth_plan(strategy, keep, max_depth, phase)
   allocation = depth_greedy(capacities, targets, priorities)
-  return np.asarray(select_by_depth(jax.random.key(int(context.rng.integers(2**31))), depths, allocation)) > 0
+  return np.asarray(select_by_depth(jax.random.key(int(context.rng.integers(2**31))), depths, allocation))
 
 
 def remember_pass_rates(groups: Groups, context: Context, window: int) -> None:
   """Keeps each question's last `window` shares of answers with F1 > 0 (AR3PO, appendix D.6)."""
   # The paper says "positive reward", but with the format term every well-formed chain would have one.
-  shares = []
-  for group in filter(None, groups):
-    question = group[0].question
-    right = [token_f1(tree.answer, question.golden_answers) > 0 for tree in group]
-    shares.append((question.id, float(np.mean(right))))
+  right = lambda tree: token_f1(tree.answer, tree.question.golden_answers) > 0
+  shares = [(group[0].question.id, float(np.mean(list(map(right, group))))) for group in groups if group]
   rates = context.memory.setdefault('pass_rates', {})
   for question, rate in context.gather(shares)[0]:
     rates[question] = [*rates.get(question, []), rate][-window:]
@@ -133,16 +129,12 @@ def of_depths(depths: Mapping[Tree, int], selected: Sequence[Tree], max_depth: i
   retrieval_coverage: C_r (appendix G.2), the tokens of spans whose search found documents in the selected
   chains. retrieval_share: their share of all trained tokens.
   """
-  of_all = np.array(list(depths.values()), int)
-  of_selected = np.array([depths[tree] for tree in selected], int)
   searching = [node for tree in selected for node in tree.nodes(Role.POLICY) if node.data.get('documents')]
   coverage = sum(len(node.tokens) for node in searching)
   trained = sum(tree.count(Role.POLICY) for tree in selected)
   coverage_of_all, trained_of_all = np.sum(context.gather([(coverage, trained)])[0], axis=0)
-  counts = {}
-  for name, values in (('chains', of_all), ('selected', of_selected)):
-    for value, count in enumerate(np.bincount(values, minlength=max_depth + 1)):
-      counts[f'{name}_depth_{value}'] = int(count)
+  counts = {f'{name}_depth_{depth}': sum(depths[tree] == depth for tree in trees)
+            for name, trees in (('chains', depths), ('selected', selected)) for depth in range(max_depth + 1)}
   return counts | {
-    'depth_mean': float(of_all.mean()) if len(of_all) else 0.0, 'selected': len(selected),
+    'depth_mean': sum(depths.values()) / max(len(depths), 1), 'selected': len(selected),
     'retrieval_coverage': coverage, 'retrieval_share': float(coverage_of_all / max(trained_of_all, 1))}

@@ -36,7 +36,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   tree.metrics.update(found=0, gain=0.0)
   prompt = start(tree, question, template, chat, tools=max_turns > 0)
   told = tree.grammar.retell(f'<think> {remark}</think><answer> ANSWER</answer>')
-  cue, known = told.partition(' ANSWER')[0], []
+  cue, known = told.rpartition(' ANSWER')[0], []
 
   def gain(action: Action, seen: Node) -> Growth[Node]:
     places = [seen] if known else [prompt, seen]

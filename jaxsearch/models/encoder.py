@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jaxsearch.files import read_json
 from jaxsearch.models import tensor_files
 from jaxsearch.models.attention import matmul
 from jaxsearch.models.decoder import Parameters
@@ -102,7 +103,7 @@ def load_encoder(folder: str | pathlib.Path, dtype: str = 'float32') -> Encoder:
   Raises FileNotFoundError or ValueError that names the file and the key or tensor.
   """
   path = pathlib.Path(folder) / 'config.json'
-  theirs = parse_config({'model_type': 'bert'} | tensor_files.read_json(path), path, ['bert'], _KEYS, _ONLY)
+  theirs = parse_config({'model_type': 'bert'} | read_json(path), path, ['bert'], _KEYS, _ONLY)
   sizes = (getattr(theirs, key) for key in _KEYS)
   config = EncoderConfig(*sizes, norm_eps=theirs.layer_norm_eps, dtype=dtype)
   tensors = tensor_files.open_folder(folder)
@@ -221,7 +222,7 @@ def hash_of(folder: str | pathlib.Path) -> str:
 def recipe_of(folder: str | pathlib.Path) -> str:
   """Returns the name in RECIPES that stands in the folder's name or its config.json, or raises ValueError."""
   path = pathlib.Path(folder).resolve()
-  config = tensor_files.read_json(path / 'config.json')
+  config = read_json(path / 'config.json')
   is_snapshot = path.parent.name == 'snapshots'  # models--ORG--NAME/snapshots/HASH
   for text in (path.parents[1].name if is_snapshot else path.name, str(config.get('_name_or_path', ''))):
     named = [name for name in RECIPES if name in text.lower()]

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxsearch.files import read_json
 from jaxsearch.models import gguf_files
 from jaxsearch.models.architecture import INPUTS, DecoderConfig, RopeScaling
 from jaxsearch.models.decoder import rope_angles
-from jaxsearch.models.tensor_files import InFile, read_json
+from jaxsearch.models.tensor_files import InFile
 
 
 class Family(NamedTuple):

@@ -18,13 +18,13 @@ import safetensors
 import safetensors.numpy
 from flax import traverse_util
 
-from jaxsearch.files import write_whole
+from jaxsearch.files import read_json, write_json, write_whole
 from jaxsearch.models import gguf_files, tensor_files
 from jaxsearch.models.architecture import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
 from jaxsearch.models.decoder import Decoder, rope_angles
 from jaxsearch.models.families import HARMLESS, TENSORS, from_gguf, from_hugging_face, to_hugging_face
 from jaxsearch.models.lora import adapter_shapes
-from jaxsearch.models.tensor_files import InFile, Tensors, read_json, reading, write_json
+from jaxsearch.models.tensor_files import InFile, Tensors, reading
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel.mesh import shardings
 from jaxsearch.parallel.transfer import check_finite, whole
@@ -57,7 +57,7 @@ def load(path: str | pathlib.Path, dtype: str = 'float32', *, param_dtype: str |
 def _are_tied(tensors: Tensors) -> bool:
   """Tells whether the `lm_head` of a tied checkpoint, if it has one, equals its embedding."""
   head, embedding = (TENSORS[name].name for name in ('unembedding', 'embedding'))
-  if head not in tensors.shapes:
+  if not {head, embedding} <= tensors.shapes.keys():  # without an embedding it is refused by name
     return True
   values = [tensors.read(name, (slice(None), slice(None))) for name in (head, embedding)]
   return np.array_equal(*values)

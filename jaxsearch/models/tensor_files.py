@@ -6,7 +6,6 @@ Reading is by slice: of a memory-mapped file only the part that a device needs i
 
 import contextlib
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -17,7 +16,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from jaxsearch.files import write_whole
+from jaxsearch.files import read_json, write_json, write_whole
 
 _INDEX = 'model.safetensors.index.json'
 _FLOATS = {'F64', 'F32', 'F16', 'BF16'}
@@ -78,23 +77,6 @@ def layout(files: Mapping[str, InFile],
     for layer in range(number):
       result[files[name].name.format(layer)] = name, layer, files[name].shape(shape)
   return result
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """Reads a JSON object from `path`; errors name the file."""
-  if not path.is_file():
-    raise FileNotFoundError(f'{path}: missing')
-  try:
-    value = json.loads(path.read_bytes())
-  except (ValueError, RecursionError) as error:
-    raise ValueError(f'{path}: not valid JSON ({error})') from error
-  if not isinstance(value, dict):
-    raise ValueError(f'{path}: not a JSON object')
-  return value
-
-
-def write_json(path: pathlib.Path, value: Mapping[str, Any]) -> None:
-  write_whole(path, json.dumps(value, indent=2) + '\n')
 
 
 @contextlib.contextmanager

@@ -16,9 +16,9 @@ from typing import Any
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from jaxsearch.files import write_whole
+from jaxsearch.files import write_json, write_whole
 from jaxsearch.models import gguf_files, tokenizer_files
-from jaxsearch.models.tensor_files import reading, write_json
+from jaxsearch.models.tensor_files import reading
 
 # Unsets transformers' clock: templates that show today's date fall back to a fixed one.
 _NO_CLOCK = '{% set strftime_now = no_clock %}\n'

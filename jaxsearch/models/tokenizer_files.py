@@ -11,8 +11,8 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
+from jaxsearch.files import read_json
 from jaxsearch.models import gguf_files
-from jaxsearch.models.tensor_files import read_json
 
 _WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+"
           r'|\s+(?!\S)|\s+')

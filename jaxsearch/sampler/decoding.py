@@ -6,7 +6,6 @@ prefills what is missing there (`place`), decodes a segment (`decode`), and retu
 
 import collections
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from jaxsearch.sampler.pages import Chunk, Path
 from jaxsearch.sampler.requests import END, LENGTH, Sampling
 from jaxsearch.sampler.segment import Slots, idle_slots
 from jaxsearch.sampler.stops import ENDED
-from jaxsearch.trees.tree import Node, Role, Stop
+from jaxsearch.trees.tree import Node, Stop
 
 ACTIVE = 2  # episodes under way for every slot: some wait for tools
 POLL_STEPS = 8  # non-deterministic: steps of a segment while a slot is idle and a tool may reply at any time
@@ -107,19 +106,15 @@ class Decoding:
 
   # Requests.
 
-  def generate(self, pending: Pending) -> None:
-    """Puts a request in line; replies at once where there is no room or no time."""
+  def generate(self, pending: Pending, most: int) -> None:
+    """Puts a request for at most `most` tokens in line."""
     request, engine, path = pending.request, self.engine, _path(pending)
-    room = engine.length - len(path.tokens)
-    if room <= 0 or self.schedule.seconds_left(pending.episode) == 0:
-      stop = Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE
-      return self.schedule.set_reply(pending, _span(path, stop, [], []))
     if request.forgets:
       engine.pools[path.lane].release(path.owner)
     self._queue(path)
-    path.most += min(request.max_tokens, room)
+    path.most += most
     path.slot = Slots(
-      tokens=path.tokens[-1], lengths=len(path.context), remaining=min(request.max_tokens, room),
+      tokens=path.tokens[-1], lengths=len(path.context), remaining=most,
       episodes=path.owner, requests=pending.episode.requests, states=engine.first_state(request.stop),
       temperature=self.sampling.temperature)
 
@@ -233,7 +228,8 @@ class Decoding:
     path.pending.episode.counts['tokens_decoded'] += int(size)
     tokens, logprobs = self.tokens[number, :size], self.logprobs[number, :size]
     self.engine.pools[path.lane].leave(path, np.concatenate([path.tokens, tokens[:-1]]))
-    return path.pending, _span(path, self._stop(number, path), tokens.tolist(), logprobs.tolist())
+    span = path.pending.request.span(tokens.tolist(), self._stop(number, path), logprobs.tolist())
+    return path.pending, span
 
   def _stop(self, number: int, path: Path) -> str:
     """Returns why the span of a slot ends."""
@@ -255,9 +251,3 @@ def _path(pending: Pending, cue: Sequence[int] = ()) -> Path:
     name = type(pending.request).__name__
     raise ValueError(f'{name} after a path without a token: nothing predicts the first one')
   return Path(tokens, len(tokens), pending.episode.number, pending.episode.lane, pending)
-
-
-def _span(path: Path, stop: str, tokens: Sequence[int], logprobs: Sequence[float]) -> Any:
-  node = path.pending.request.node.append(tokens, Role.POLICY, sampler_logprobs=logprobs)
-  node.stop = stop
-  return node

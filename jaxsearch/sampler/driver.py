@@ -35,8 +35,8 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.parallel import memory
-from jaxsearch.sampler.requests import Growth, NoLogprobs, Request, Sampling, ToolFailure, Tools, one_line
-from jaxsearch.tools.calls import Kind, paid
+from jaxsearch.sampler.requests import Growth, NoLogprobs, Request, Sampling, ToolFailure, Tools
+from jaxsearch.tools.calls import Kind, one_line, paid
 from jaxsearch.trees.tree import Stop, Tree
 
 COUNTS = ('tokens_decoded', 'tokens_prefilled', 'tokens_reused', 'episodes', 'segments',

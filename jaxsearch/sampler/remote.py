@@ -183,7 +183,7 @@ class RemoteEngine:
     ids, protocol = self.tokenizer.encode('The')[:1], self.protocol
     try:
       body = protocol.generate(ids, 1, Sampling(), 0, (), self.tokenizer.eos_ids)
-      reply = self._ask([server], body, protocol.read)
+      reply = self._ask([server], body, self._read)
       scored = self._score_on([server], ids, reply.tokens)[0]
     except ServerError as error:
       raise self._explained(error) from error

@@ -19,26 +19,13 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxsearch.tools.calls import (
-  FAULTS,
-  SEARCHES,
-  TOOLS,
-  Call,
-  Kind,
-  Request,
-  Search,
-  ToolFailure,
-  Tools,
-  failure_of,
-  one_line,
-  shorten,
-)
+from jaxsearch.tools.calls import SEARCHES, TOOLS, Call, Kind, Request, Search, ToolFailure, Tools, failure_of
 from jaxsearch.tools.python_sandbox import RunPython
-from jaxsearch.trees.tree import Node
+from jaxsearch.trees.tree import Node, Role, Stop
 
 __all__ = [
-  'END', 'FAULTS', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Request',
-  'RunPython', 'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of', 'one_line', 'shorten']
+  'END', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Request', 'RunPython',
+  'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of']
 
 Growth = Generator[Request, Any, TypeVar('T')]  # what a generator function returns: `grow` a Growth[None]
 
@@ -96,7 +83,17 @@ class Generate(Request):
       raise ValueError(f'stop={self.stop!r} is no tuple of non-empty strings')
 
   def submit(self, schedule, pending):
-    schedule.policy.generate(pending)
+    room = schedule.policy.length - self.node.length
+    if room > 0 and schedule.seconds_left(pending.episode) > 0:
+      schedule.policy.generate(pending, min(self.max_tokens, room))
+    else:
+      schedule.set_reply(pending, self.span([], Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE, []))
+
+  def span(self, tokens: Sequence[int], stop: str, logprobs: Sequence[float] | None) -> Node:
+    """Appends what was sampled, and returns it."""
+    node = self.node.append(tokens, Role.POLICY, sampler_logprobs=logprobs)
+    node.stop = stop
+    return node
 
   def finish(self, schedule, pending, result, seconds):
     return schedule.policy.finish(pending, result)

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxsearch.sampler.driver import Episode, Pending, Schedule
 from jaxsearch.sampler.requests import LENGTH, Generate, Sampling, ToolFailure
-from jaxsearch.trees.tree import Role, Stop
+from jaxsearch.trees.tree import Stop
 
 
 class Span(NamedTuple):
@@ -64,19 +64,14 @@ class ServedDecoding(contextlib.nullcontext):
     """Notes that an episode has ended."""
     self.active -= 1
 
-  def generate(self, pending: Pending) -> None:
-    """Asks the server for a span; replies at once where there is no room or no time.
+  def generate(self, pending: Pending, most: int) -> None:
+    """Asks the server for a span of at most `most` tokens.
 
     Each request has a seed of its own: samples of one question differ, and a repeated rollout asks the same.
     """
-    episode, request = pending.episode, pending.request
-    room = self.length - request.node.length
-    if room <= 0 or self.schedule.seconds_left(episode) == 0:
-      stop = Stop.CONTEXT_FULL if room <= 0 else Stop.DEADLINE
-      return self.schedule.set_reply(pending, self._append(pending, Span([], stop)))
+    episode = pending.episode
     seed = np.random.SeedSequence([*self.seed, episode.number, episode.requests]).generate_state(1)[0] >> 1
-    most = min(request.max_tokens, room)
-    self._start(pending, self.server.generate, request, most, self.sampling, int(seed))
+    self._start(pending, self.server.generate, pending.request, most, self.sampling, int(seed))
 
   def score(self, pending: Pending) -> None:
     """Asks the server for log-probabilities."""
@@ -93,25 +88,21 @@ class ServedDecoding(contextlib.nullcontext):
     if isinstance(result, BaseException):
       raise result
     late, counts = isinstance(result, ToolFailure), self.schedule.counts  # the episode's time is up
-    if isinstance(pending.request, Generate):
+    request = pending.request
+    if isinstance(request, Generate):
       span = Span([], Stop.DEADLINE) if late else result
       counts.update(tokens_reused=span.cached, tokens_prefilled=span.prefilled)
       self.schedule.add(pending.episode, tokens_decoded=len(span.tokens))
-      return self._append(pending, span)
-    reply, cached, prefilled = ([None] * len(pending.request.continuations), 0, 0) if late else result
+      cut = span.stop == LENGTH and self.length - request.node.length < request.max_tokens
+      logprobs = span.logprobs if span.tokens else []  # as our own engine has them
+      node = request.span(span.tokens, Stop.CONTEXT_FULL if cut else span.stop, logprobs)
+      if span.version is not None:
+        node.data['weights'] = span.version
+      return node
+    reply, cached, prefilled = ([None] * len(request.continuations), 0, 0) if late else result
     counts.update(tokens_reused=cached, tokens_prefilled=prefilled)
     return reply
 
   def place(self) -> list:
     """Does nothing: a server has no cache of ours."""
     return []
-
-  def _append(self, pending: Pending, span: Span) -> Any:
-    request = pending.request
-    logprobs = span.logprobs if span.tokens else []  # as our own engine has them
-    node = request.node.append(span.tokens, Role.POLICY, sampler_logprobs=logprobs)
-    cut = span.stop == LENGTH and self.length - request.node.length < request.max_tokens
-    node.stop = Stop.CONTEXT_FULL if cut else span.stop
-    if span.version is not None:
-      node.data['weights'] = span.version
-    return node

@@ -69,10 +69,12 @@ class JsonClient:
     headers = {'content-type': 'application/json', 'accept-encoding': 'identity'}
     if token:
       headers[token_header] = f'Bearer {token}' if token_header == 'authorization' else token
-    # A proxy cannot reach this machine's own server.
-    local = any(re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses)
+    # A proxy cannot reach this machine's own servers.
+    own = [re.fullmatch(r'localhost|127(\.\d+){3}|::1', address.host) for address in self._addresses]
+    past = {f'all://{address.netloc.decode()}': None for address, local in zip(self._addresses, own) if local}
     limits = httpx.Limits()  # no limit but our threads; by default httpx lets all but a hundred wait
-    self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not local, limits=limits)
+    self._http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=not all(own), mounts=past,
+                                   limits=limits)
     self._loop = event_loop()
 
   def post(self, body: object, parse: Callable[[Any], T]) -> T:

@@ -211,7 +211,8 @@ def _identity(settings: Any) -> dict[str, Any]:
   before, each, after = settings.index.partition('{source}')
   if not each:
     return identity(read_manifest(settings.index))
-  found = sorted(glob.glob(f'{glob.escape(before)}*{glob.escape(after)}/manifest.json'))
+  found = sorted(path for name in ('*', '*/*')  # of two files read as one a source is called 'nq/test'
+                 for path in glob.glob(f'{glob.escape(before)}{name}{glob.escape(after)}/manifest.json'))
   folders = {path.removeprefix(before).removesuffix(f'{after}/manifest.json'): os.path.dirname(path)
              for path in found}
   return {'sources': {source: identity(read_manifest(folder)) for source, folder in folders.items()}}

@@ -66,13 +66,8 @@ def pack(trees: Sequence[Tree], mesh: Mesh, settings: ConfigDict, *, attention: 
   """Lays out the trees that this process has, and packs those of all processes into one batch.
 
   Averages of the loss are over the trees of all. The score programs return the layout of the batch, so that
-  their values are put into it as they are.
-
-  Args:
-    settings: `config.train`.
-    attention: of the decoder; 'flash' takes rows of plain chains, see `lay_out`.
-    at_most, sequences, critic: see `make_batch`.
-    share_trained: see `lay_out`.
+  their values are put into it as they are. `settings` are `config.train`, and `attention` is the decoder's:
+  'flash' takes rows of plain chains; the others see `lay_out` and `make_batch`.
   """
   totals = sum(transfer.gather_objects(count_trained(trees)))
   rows = lay_out(trees, settings.row_length, pad_id=0, totals=totals, how=settings.aggregate,
@@ -107,13 +102,8 @@ def make_batch(rows: TrainingRows, micro_rows: int, *, trees: int = 0, sequences
   in most runs it never changes. M fits the fullest row, see `target_bucket`. Both depend on the arguments
   alone, never on earlier batches: a resumed run computes the same.
 
-  Args:
-    trees: how many the rows of all processes may hold.
-    sequences: whether to take the sequences of tokens.
-    critic: whether to take the values and returns of the rows.
-  Returns:
-    A batch whose `old_logprobs` are the sampler's, and whose `ref_logprobs` are None: the trainer's own
-    scores of the batch have the layout that both want.
+  The `old_logprobs` are the sampler's, and the `ref_logprobs` None: the trainer's own scores of the batch
+  have the layout that both want.
   """
   T = rows.tokens.shape[1]
   index = np.arange(T)  # in rows of padding every token sees and follows itself

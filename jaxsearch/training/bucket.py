@@ -9,6 +9,7 @@ import hashlib
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 
 from etils import epath
 
@@ -53,23 +54,10 @@ def fetch(out: str) -> None:
         write_whole(local(out) / folder / path.name, path.read_bytes())
 
 
-def publish(out: str, since: float = 0.0) -> None:
-  """Copies the local files written at or after `since` (seconds since 1970) to the bucket, if there is
-  one."""
-  for folder in FOLDERS if is_remote(out) else ():
-    for path in sorted((local(out) / folder).glob('*')):
-      if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:
-        _copy(path, out)
-
-
-def publish_below(out: str, folder: str) -> None:
-  """Copies all local files below a folder of the run to the bucket, if there is one."""
-  for path in (local(out) / folder).rglob('*') if is_remote(out) else ():
-    if path.is_file():
-      _copy(path, out)
-
-
-def _copy(path: pathlib.Path, out: str) -> None:
-  target = epath.Path(out, *path.relative_to(local(out)).parts)
-  target.parent.mkdir(parents=True, exist_ok=True)
-  target.write_bytes(path.read_bytes())
+def publish(out: str, since: float = 0.0, files: Sequence[str] = ('*', 'tensorboard/*')) -> None:
+  """Copies the local `files` written at or after `since`, seconds since 1970, to the bucket, if there is one."""
+  for path in (path for pattern in files if is_remote(out) for path in sorted(local(out).glob(pattern))):
+    if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:
+      target = epath.Path(out, *path.relative_to(local(out)).parts)
+      target.parent.mkdir(parents=True, exist_ok=True)
+      target.write_bytes(path.read_bytes())

@@ -40,8 +40,8 @@ from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.encoder import TextEncoder, recipe_of
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.driver import Agent, rollout
-from jaxsearch.sampler.requests import Sampling, Tools
+from jaxsearch.sampler import driver
+from jaxsearch.sampler.requests import Tools
 from jaxsearch.training import batch as batches
 from jaxsearch.training import curation, metrics, row_files
 from jaxsearch.training import learner as learners
@@ -252,20 +252,16 @@ class Policy:
   def _grow(self, part: Sequence[tuple[int, tuple]], seed: int, name: str) -> dict[int, Tree]:
     """Returns {place: tree} of rollouts, pruned and with their rewards."""
     config, method, trees = self.config, find_method(self.config.method), {}
-    grows = {kind: setup.bind_grow(config, **_changes(config.critic_warmup, kind)) for kind in curation.KINDS}
-    grow = lambda question, tree: grows[question.metadata['kind']](question, tree)
-    agent = Agent(self.engine, grow, Tools(), Sampling(config.sampler.temperature),
-                  setup.open_grammar(config, self.engine.tokenizer, self._tools(False)))
+    agents = {kind: setup.make_agent(config, self.engine, self._tools(False),
+                                     **_changes(config.critic_warmup, kind)) for kind in curation.KINDS}
     key = jax.random.fold_in(jax.random.key(config.seed), seed)
     for with_second in (False, True):
-      asked = {place: dataclasses.replace(question, metadata=question.metadata | {'kind': kind})
-               for place, (question, kind, second) in part if second == with_second}
-      grown, figures = [], {}
-      if asked:
-        grown, figures = rollout(
-          agent, list(asked.values()), key, tools=self._tools(with_second), numbers=list(asked))
+      episodes = {place: driver.new_episode(agents[kind], question, key, place)
+                  for place, (question, kind, second) in part if second == with_second}
+      figures = driver.run(agents['tool-optional'], list(episodes.values()), key,
+                           tools=self._tools(with_second)) if episodes else {}
       runs.check_searches(runs.failures_of_all(figures), name, stop=config.search.max_failed_steps > 0)
-      trees |= dict(zip(asked, grown))
+      trees |= {place: episode.tree for place, episode in episodes.items()}
     for tree in trees.values():
       tree.prune()
       tree.reward = method.reward(tree)

@@ -128,9 +128,13 @@ def open_critic(config: ConfigDict, model_config: DecoderConfig, params: dict, m
     warm: the parameters of a critic that was warmed up, to start from in place of `params`.
   """
   # A warm start may have another dtype, what is frozen under an adapter has that of computing.
-  params = states.cast(warm or params, 'float32' if config.optim.master_weights else config.dtype)
+  dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
+  params = states.cast(warm or params, dtype)
   if not warm and is_shared(config):
-    params = params | {states.HEAD: _new_head(config, model_config, mesh)}
+    size, key = model_config.hidden_size, jax.random.fold_in(jax.random.key(config.seed), 1)
+    placed = meshes.shardings(value_head.MLP_AXES, value_head.mlp_shapes(size), mesh)
+    create = jax.jit(lambda key: value_head.initial_mlp(size, key, dtype), out_shardings=placed)
+    params = params | {states.HEAD: create(key)}
   elif not warm:
     head = value_head.initial_head(model_config.hidden_size, params['embedding'].dtype)
     placed, _ = saved_policies.critic_layout(model_config, mesh)
@@ -152,13 +156,6 @@ def make_critic_update(config: ConfigDict, model_config: DecoderConfig, params: 
   return steps.make_update(
     loss_fn, params, ConfigDict(dict(config.optim) | rates), total_updates, mesh=mesh,
     dtype=model_config.dtype, factor=lambda name: factors.get(name, backbone), seed=(config.seed, 3))
-
-
-def _new_head(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> dict:
-  dtype = jnp.dtype('float32' if config.optim.master_weights else config.dtype)
-  create = lambda key: value_head.initial_mlp(model_config.hidden_size, key, dtype)
-  placed, _ = saved_policies.head_layout(model_config, mesh)
-  return jax.jit(create, out_shardings=placed)(jax.random.fold_in(jax.random.key(config.seed), 1))
 
 
 def is_shared(config: ConfigDict) -> bool:

@@ -9,6 +9,7 @@ the old ones, so that nothing depends on how many processes there are.
 
 import copy
 import types
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -44,7 +45,8 @@ def refill(learner: Learner, method: types.ModuleType, current: Growing,
                   driver.new_episode(agent, question, key, place * size + member) for member in range(size)]
                 for place, question in zip(replaced, questions.take(len(replaced))) if place in places}
     asked = [episode for several in episodes.values() for episode in several]
-    add_metrics(current.outcome.result(), driver.run(agent, asked, key, observer=note_call))
+    more = driver.run(agent, asked, key, observer=note_call)
+    add_metrics(current.outcome.result(), more, getattr(agent.engine, 'figures', ()))
     for index, several in episodes.items():
       groups[index] = [episode.tree for episode in several]
       for tree in groups[index]:
@@ -77,10 +79,13 @@ def has_credit(tree: Tree) -> bool:
   return any(node.trained and np.any(node.advantages) for node in tree.walk() if node.advantages is not None)
 
 
-def add_metrics(total: dict[str, Any], more: dict[str, Any]) -> None:
-  """Adds the counts and seconds of a further rollout of the same step; its shares are left out."""
+def add_metrics(total: dict[str, Any], more: dict[str, Any], newest: Collection[str] = ()) -> None:
+  """Adds the counts and seconds of a further rollout of the same step; its shares are left out.
+
+  Of what is in `newest`, as a server's counts since the start, it takes the place.
+  """
   for name, value in more.items():
-    if isinstance(value, str) or name not in total:
+    if isinstance(value, str) or name not in total or name in newest:
       total[name] = value
     elif isinstance(value, int) or name.startswith('seconds') or name == 'searches_cost':
       total[name] += value

@@ -19,7 +19,6 @@ at any point; the run then resumes from the newest checkpoint, and rows after it
 import contextlib
 import errno
 import gc
-import json
 import os
 import pathlib
 import signal
@@ -37,7 +36,7 @@ from ml_collections import ConfigDict
 
 from jaxsearch import registry, setup
 from jaxsearch.config_check import fields, to_saved
-from jaxsearch.files import write_whole
+from jaxsearch.files import write_json, write_whole
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import requests
@@ -126,7 +125,7 @@ class RunFolder(contextlib.ExitStack):
       self._about['tokenizer'] = setup.load_tokenizer(self.config).to_json()
     if jax.process_index() == 0:
       self._check_record()
-      write_whole(self.out / 'config.json', json.dumps(self._about['config'], indent=2) + '\n')
+      write_json(self.out / 'config.json', self._about['config'])
       self._log = self.enter_context(metrics.open_log(self.out, last, self.config))
       if last:
         self.say(f'resuming at step {last + 1}' if last < total else f'step {last} of {total} is done')
@@ -167,7 +166,7 @@ class RunFolder(contextlib.ExitStack):
       with jax.profiler.trace(self.out / 'profile') if traced else contextlib.nullcontext():
         yield step
       if traced:
-        bucket.publish_below(self.config.out, 'profile')
+        bucket.publish(self.config.out, files=('profile/**/*',))
 
   def wants_evaluation(self, step: int) -> bool:
     """Tells whether held-out questions are to be answered after `step` (0: before the first)."""

@@ -131,12 +131,6 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
   return host
 
 
-def head_layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
-  """Returns (shardings, shapes) of the head of a critic on the policy's backbone."""
-  shapes = value_head.mlp_shapes(model_config.hidden_size)
-  return shardings(value_head.MLP_AXES, shapes, mesh), shapes
-
-
 def critic_layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
   """Returns (shardings, shapes) of the parameters of a critic of its own."""
   axes = {'decoder': parameter_axes(model_config), 'head': value_head.AXES}
@@ -149,8 +143,8 @@ def trained_layout(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) 
   """Returns (shardings, shapes) of what a run trains: the policy, with its critic's head, or an adapter."""
   if config.lora.rank:
     return setup.adapter_layout(config, model_config, mesh)
-  placed, shapes = setup.param_shardings(model_config, mesh), parameter_shapes(model_config)
+  axes, shapes = parameter_axes(model_config), parameter_shapes(model_config)
   if config.critic.enabled and config.critic.shared:
-    of_head, sizes = head_layout(model_config, mesh)
-    placed, shapes = placed | {HEAD: of_head}, shapes | {HEAD: sizes}
-  return placed, shapes
+    axes = axes | {HEAD: value_head.MLP_AXES}
+    shapes = shapes | {HEAD: value_head.mlp_shapes(model_config.hidden_size)}
+  return shardings(axes, shapes, mesh), shapes

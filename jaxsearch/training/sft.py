@@ -64,7 +64,7 @@ def read_demonstrations(path: str | os.PathLike, tokenizer, length: int = 0) -> 
     for number, span in enumerate(spans):
       where = f'{place}: span {number}'
       role, text = (span.get('role'), span.get('text')) if isinstance(span, dict) else (None, None)
-      if role not in ROLES or not isinstance(text, str):
+      if not isinstance(role, str) or role not in ROLES or not isinstance(text, str):
         raise DataError(f"{where} needs a 'role' of {', '.join(ROLES)} and a 'text', not {span!r}")
       parent = span.get('parent', number - 1)
       if type(parent) is not int or not -1 <= parent < number:

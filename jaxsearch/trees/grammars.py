@@ -117,9 +117,7 @@ class Coded(Tagged):
   def observe(self, node: Any, results: Sequence[tuple[Called | Malformed, str]]) -> str:
     return ''.join(f'<output>{text}</output>\n' for _, text in results)
 
-  def recall(self, node: Any, context: str) -> str:
-    """Writes the copy of a context that takes the place of what a call gave."""
-    return self.resume(node, context)
+  recall = Tagged.resume  # the copy of a context takes the place of what a call gave
 
 
 def of_tags(tokenizer: Any, tags: grammar.Tags, **settings: Any) -> Tagged:

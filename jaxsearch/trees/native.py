@@ -7,6 +7,7 @@ the ids of the rendered conversation, except where a template rewrites what the 
 earlier thoughts, and all write a call's JSON anew. Thoughts are read as thoughts, never as calls.
 """
 
+import dataclasses
 import functools
 import json
 import re
@@ -61,19 +62,14 @@ def frames_of(tokenizer: Tokenizer, family: Family) -> Frames:
   return Frames(end, (before.removeprefix(end), between, last), (opening.removeprefix(end), closing), escapes)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Native(Tagged):
   """The calls of a model family, in its chat template."""
-  family: Family
+  family: Family = FAMILIES['hermes']
   kinds = 'json', 'shape', 'tool', 'arguments', 'unclosed', 'cut', 'empty'
   lead = ''
   opening = property(lambda self: self.frames.user[1])
   opened = property(lambda self: '<think>' * self.frames.thinks)
-
-  def __init__(self, name: str, tokenizer: Tokenizer, tags: grammar.Tags, **settings: Any):
-    family = FAMILIES[name]
-    acting = (*family.tags, *tags.others)
-    super().__init__(tokenizer, tags._replace(others=acting), **settings)
-    object.__setattr__(self, 'family', family)
 
   @functools.cached_property
   def frames(self) -> Frames:
@@ -207,6 +203,7 @@ def _as_hermes(call: Any) -> str:
   """Returns a call of a server's as Hermes writes it, its arguments as the policy wrote them."""
   match call:
     case {'function': {'name': str(name), 'arguments': str(arguments)}}:
+      arguments = arguments.replace('</', r'<\/')  # JSON reads the same, and no tag in it ends the call
       return f'<tool_call>\n{{"name": {as_json(name)}, "arguments": {arguments}}}\n</tool_call>'
   return f'<tool_call>\n{as_json(call)}\n</tool_call>'  # malformed
 
@@ -223,9 +220,6 @@ class ServerCalls(Native):
   frames = Frames('', ('<tool_response>\n', '\n</tool_response>\n<tool_response>\n', '\n</tool_response>'),
                   ('', ''), False)
   stops = ()
-
-  def __init__(self, tokenizer: Tokenizer, tags: grammar.Tags, **settings: Any):
-    super().__init__('hermes', tokenizer, tags, **settings)
 
   def prompt(self, question: str, template: str, chat: bool, tools: bool = True) -> str:
     """Writes the prompt of a question, neutralised, as a message."""
@@ -268,12 +262,12 @@ def open_grammar(tokenizer: Any, tags: grammar.Tags, tools: Mapping[str, Any], *
   `malformed`: such an action gets a 'reply', or is the 'end' of the episode. Raises ValueError for a
   tokenizer without a chat template.
   """
-  if grammar == SERVER:
-    return ServerCalls(tokenizer, tags, tools=tools, strict=malformed == 'end')
   template = getattr(tokenizer, 'chat_template', None)
-  name = (family_of(template) or 'tags') if grammar == 'auto' else grammar
+  name = {SERVER: 'hermes', 'auto': family_of(template) or 'tags'}.get(grammar, grammar)
   if name == 'tags':
     return of_tags(tokenizer, tags, strict=malformed == 'end')
-  if template is None:
+  if template is None and grammar != SERVER:
     raise ValueError(f'grow.grammar={grammar!r}: the tokenizer has no chat template')
-  return Native(name, tokenizer, tags, tools=tools, strict=malformed == 'end')
+  family, opened = FAMILIES[name], ServerCalls if grammar == SERVER else Native
+  tags = tags._replace(others=(*family.tags, *tags.others))
+  return opened(tokenizer, tags, tools, malformed == 'end', family)

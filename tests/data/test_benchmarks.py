@@ -193,7 +193,8 @@ def test_passages_that_are_not_there(passages):
   with pytest.raises(ValueError, match="no documents come with 'gsm8k'; they do with hotpotqa, 2wiki"):
     passages('gsm8k', GSM8K)
   for context, reason in (([], 'no documents in it'),
-                          ([['A', 'text']], "record 1: .*'context' must hold lists of sentences")):
+                          ([['A', 'text']], "record 1: .*'context' must hold lists of sentences"),
+                          ([[None, ['text']]], 'record 1: not in the format of hotpotqa')):
     with pytest.raises(DataError, match=reason):
       passages('hotpotqa', [HOTPOTQA[0] | {'context': context}])
 

@@ -15,6 +15,7 @@ def test_places_count_blank_lines_and_skip_a_byte_order_mark(tmp_path):
 
 @pytest.mark.parametrize(('line', 'reason'), [
     (b'{"a": 1', 'bad JSON'), (b'[1]', 'expected a JSON object'), (b'"\xff"', 'not UTF-8'),
+    (b'"x\xed\xa0\xbd"', 'not UTF-8'),  # half a surrogate pair, written out
     (b'[' * 100_000, 'bad JSON'), (b'{"a": "\\ud83d"}', 'surrogate'), (b'{"a": "\\uDe00"}', 'surrogate'),
     (b'{"a": ' + b'1' * 5000 + b'}', 'bad JSON')])
 def test_bad_lines_are_named(tmp_path, line, reason):

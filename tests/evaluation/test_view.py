@@ -135,6 +135,12 @@ def test_a_page_that_is_too_large_is_refused(tmp_path, monkeypatch):
     view.page([view.Source(str(fill(tmp_path, 1, 2)))])
 
 
+def test_a_broken_config_is_named(tmp_path):
+  (fill(tmp_path, 1) / 'config.json').write_text('{')
+  with pytest.raises(ValueError, match='config.json: not valid JSON'):
+    view.Source(str(tmp_path))
+
+
 def test_a_source_follows_a_run(tmp_path):
   fill(tmp_path, 1)
   source = view.Source(str(tmp_path))

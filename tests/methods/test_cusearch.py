@@ -3,10 +3,12 @@
 import collections
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 
 from jaxsearch.methods import cusearch
+from jaxsearch.training import metrics
 from jaxsearch.training.metrics import credited, summary
 from jaxsearch.trees.tree import Role
 from tests.methods.driving import FOUND, QUESTION, context, drive
@@ -122,6 +124,17 @@ def test_the_phase_advances_and_is_remembered():
   few = context()
   cusearch.credit(groups_of([2, 2]), few, strategy='phase', keep=96)
   assert few.memory['phase'] == 0                                  # two chains are not K
+
+
+def test_a_step_compiles_no_program_again():
+  compiled = []
+  note = lambda event, seconds, **_: compiled.append(event) if event == metrics.COMPILATION else None
+  jax.monitoring.register_event_duration_secs_listener(note)
+  for _ in range(3):
+    known = len(compiled)
+    cusearch.credit(groups_of([0, 1, 2], [3, 4, 0]), context(), keep=4)
+  jax.monitoring.unregister_event_duration_listener(note)
+  assert compiled[known:] == []
 
 
 def test_figures_of_a_step():

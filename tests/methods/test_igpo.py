@@ -75,14 +75,14 @@ def test_gains_land_on_what_the_policy_wrote():
 
 
 def test_the_gold_answer_is_scored_before_the_first_turn_and_after_each_observation():
-  tree, requests, _ = drive([SEARCH, 'hm', RIGHT], grow=igpo.grow, remark='Enough.',
+  tree, requests, _ = drive([SEARCH, 'hm', RIGHT], grow=igpo.grow, remark='The ANSWER is here.',
                             scored=lambda request: [[-1.0, -1.0 - len(request.node.path())]])
   kinds = [type(request) for request in requests]
   assert kinds == [Generate, Search, Score, Score, Generate, Score, Generate]
   scores = [request for request in requests if isinstance(request, Score)]
   assert [request.node.role for request in scores] == [Role.PROMPT, Role.OBSERVATION, Role.OBSERVATION]
   assert {(request.continuations, request.cue) for request in scores} == {
-    ((' Ada Lovelace',), '<think> Enough.</think><answer>')}
+    ((' Ada Lovelace',), '<think> The ANSWER is here.</think><answer>')}
   assert [node.data.get('gain') for node in segments(tree)] == [-1, -1, None]  # (2 + 4) / 2 nodes deeper
   assert tree.metrics['gain'] == -2 and {node.role for node in tree.leaves()} == {Role.POLICY}
 

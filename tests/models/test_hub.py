@@ -145,6 +145,9 @@ def test_harmless_extras_are_let_through(make_checkpoint, torch_logits):
   rewrite(folder, lambda tensors: tensors.update({'lm_head.weight': -extra['lm_head.weight']}))
   with pytest.raises(ValueError, match='tie_word_embeddings is true, but lm_head.weight is another'):
     models.load(folder)
+  rewrite(folder, lambda tensors: tensors.pop('model.embed_tokens.weight'))
+  with pytest.raises(ValueError, match='1 missing tensor: model.embed_tokens.weight'):
+    models.load(folder)
 
 
 # --- saving ---

@@ -114,6 +114,9 @@ def test_a_servers_own_calls_and_what_was_wrong_with_one():
   answer = observation.append(tokenizer.encode('It is Ada.') + list(tokenizer.eos_ids[:1]), Role.POLICY)
   assert speech.read(answer).answer == 'It is Ada.'
   parts = [{'type': 'thinking', 'thinking': []}, {'type': 'text', 'text': 'H'}, {'type': 'text', 'text': 'm.'}]
+  quoted = {'function': {'name': 'search', 'arguments': '{"query": "what is </tool_call>?"}'}}
+  asks = tree.root.append(tokenizer.encode(speech.said({'tool_calls': [quoted]})), Role.POLICY)
+  assert [call.arguments for call in speech.read(asks).calls] == [{'query': 'what is </tool_call>?'}]
   for call in {'function': {'name': None, 'arguments': '{}'}}, {'type': 'custom'}, 7:
     text = speech.said({'content': parts, 'tool_calls': [call]})
     odd = tree.root.append(tokenizer.encode(text) + list(tokenizer.eos_ids[:1]), Role.POLICY)

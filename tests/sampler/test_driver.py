@@ -55,7 +55,7 @@ class Counting(contextlib.nullcontext):
   def release(self, episode):
     self.claimed -= 1
 
-  def generate(self, pending):
+  def generate(self, pending, most):
     pending.episode.requests += 1
     self.running[pending] = 0
 

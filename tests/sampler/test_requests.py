@@ -2,7 +2,8 @@
 
 import pytest
 
-from jaxsearch.sampler.requests import Generate, Sampling, Score, ToolFailure, add_failures, failing, failure_of, one_line
+from jaxsearch.sampler.requests import Generate, Sampling, Score, ToolFailure, add_failures, failing, failure_of
+from jaxsearch.tools.calls import one_line
 from jaxsearch.trees.tree import Tree
 
 

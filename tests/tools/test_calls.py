@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.requests import Call, RunPython, Search, ToolFailure, Tools, shorten
+from jaxsearch.sampler.requests import Call, RunPython, Search, ToolFailure, Tools
+from jaxsearch.tools.calls import shorten
 from jaxsearch.tools.open_document import OpenDocument
 from jaxsearch.tools.python_sandbox import PythonSandbox
 from jaxsearch.trees import grammar

@@ -93,6 +93,11 @@ def test_a_proxy_is_not_asked_for_this_machine(monkeypatch):
   monkeypatch.delenv('no_proxy', raising=False)
   with server((200, {})) as (url, _):
     assert client(url, attempts=1).post({}, dict) == {}
+  with server((200, {'by': 'proxy'})) as (url, seen), server((200, {'by': 'own'})) as (own, _):
+    monkeypatch.setenv('HTTP_PROXY', url)
+    both = client(own, 'http://far.example/x', attempts=1)  # in turn
+    assert [both.post({}, dict)['by'] for _ in range(4)] == ['own', 'proxy'] * 2
+    assert seen[0][0] == 'http://far.example/x'
 
 
 def test_keys_from_the_environment(monkeypatch):

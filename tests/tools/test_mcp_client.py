@@ -125,7 +125,8 @@ def test_a_call_has_a_time_out_and_a_server_that_died_is_started_again(command):
   server.close()
 
 
-def test_a_server_that_hangs_is_started_again(command):
+def test_a_server_that_hangs_is_started_again(command, monkeypatch):
+  monkeypatch.setattr(mcp_client, 'HUNG', 2)
   server = McpServer(command, 2.0)
   for _ in range(mcp_client.HUNG):
     with pytest.raises(McpError, match='no reply in time'):
@@ -182,9 +183,10 @@ def test_a_schema_that_is_none_is_said(schema):
 @pytest.mark.parametrize('server, fault', [
   ('no-such-command', 'connection'), ('http://127.0.0.1:9/mcp', 'connection'), ('sleep 60', 'timeout')])
 def test_no_server(server, fault, monkeypatch):
-  monkeypatch.setattr(mcp_client, 'START', 5.0)
+  seconds = 1.0 if fault == 'timeout' else 5.0
+  monkeypatch.setattr(mcp_client, 'START', seconds)
   with pytest.raises(McpError) as error:
-    McpServer(server, 5.0).tools()
+    McpServer(server, seconds).tools()
   assert error.value.fault == fault
   status, line = explain(error.value)
   assert status == 3 and line.startswith('the MCP server at ')

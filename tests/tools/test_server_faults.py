@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from jaxsearch.sampler.requests import FAULTS as KINDS
+from jaxsearch.tools.calls import FAULTS as KINDS
 from jaxsearch.tools.chat import Chat
 from jaxsearch.tools.http_client import RequestError
 from jaxsearch.tools.search_http import HttpSearch

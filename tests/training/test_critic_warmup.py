@@ -20,7 +20,7 @@ from jaxsearch.models import hub
 from jaxsearch.models.architecture import initial_params
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.sampler.driver import rollout
+from jaxsearch.sampler import driver
 from jaxsearch.sampler.requests import Search
 from jaxsearch.training import critic_warmup, loop, row_files, run_folder, saved_policies, update
 from jaxsearch.training import learner as learners
@@ -146,12 +146,12 @@ def test_a_fixed_number_of_updates_of_the_head_alone_leaves_the_policy_as_it_was
 def test_rollouts_that_were_cut_off_are_grown_again_and_a_share_has_another_search(config, monkeypatch):
   seen = collections.Counter()
 
-  def counting(agent, questions, key, *, tools, numbers):
-    seen[tools.topk] += len(questions)
-    return rollout(agent, questions, key, tools=tools, numbers=numbers)
+  def counting(agent, episodes, key, *, tools, run=driver.run):
+    seen[tools.topk] += len(episodes)
+    return run(agent, episodes, key, tools=tools)
 
   monkeypatch.setattr(critic_warmup, 'CHUNK', 8)
-  monkeypatch.setattr(critic_warmup, 'rollout', counting)
+  monkeypatch.setattr(driver, 'run', counting)
   config.search.topk, config.critic_warmup.second_share = 2, 0.5  # `second_search` has topk=1
   warm_up(config)
   assert seen.total() == 24 + 22 + 2 * 5 and 4 <= seen[1] <= 16  # tiers, rollouts, held-out before and after

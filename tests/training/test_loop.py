@@ -89,26 +89,6 @@ def test_a_run_on_eight_devices(config, capfd, monkeypatch):
   assert np.isfinite(np.asarray(params['embedding'])).all()
 
 
-def test_what_a_first_step_compiles_is_known_before_it(config, monkeypatch):
-  """As on an accelerator: the sampler's programs come first, updates as they are reached."""
-  monkeypatch.setattr(loop, 'jax', types.SimpleNamespace(
-    default_backend=lambda: 'gpu', process_index=lambda: 0, tree=jax.tree))
-  compiled, awaited = collections.Counter(), collections.Counter()
-
-  def heard(event, _, fun_name='', **__):
-    if event == metrics.COMPILATION:
-      compiled.update([fun_name.removeprefix('jit(').removesuffix(')')])
-
-  monkeypatch.setattr(metrics, 'await_programs', lambda names: (awaited.update(names), compiled.clear()))
-  jax.clear_caches()
-  jax.monitoring.register_event_duration_secs_listener(heard)
-  config.steps = 1
-  loop.train(config)
-  jax.monitoring.unregister_event_duration_listener(heard)
-  assert {name: compiled[name] for name in awaited} == awaited and awaited['prefill'] > 2
-  assert awaited['train_step'] == awaited['score'] == 2  # of the policy and of its critic
-
-
 def test_bfloat16_frees_the_sampler_for_the_update_and_weighs_what_it_rounds(config, monkeypatch):
   """Master weights, moments and gradients are float32, so what is bfloat16 is the sampler's."""
   update, live = loop.update, []
@@ -345,3 +325,23 @@ def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, cap
   assert said[0].startswith(
     'jaxsearch: step 1: 10 of 10 calls of judge or reader failed; the last: judge: ChatError: chat at ')
   assert said[1:] == ['jaxsearch: step 2: 10 of 10 calls of judge or reader failed, as before']
+
+
+def test_what_a_first_step_compiles_is_known_before_it(config, monkeypatch):
+  """As on an accelerator: the sampler's programs come first, updates as they are reached."""
+  monkeypatch.setattr(loop, 'jax', types.SimpleNamespace(
+    default_backend=lambda: 'gpu', process_index=lambda: 0, tree=jax.tree))
+  compiled, awaited = collections.Counter(), collections.Counter()
+
+  def heard(event, _, fun_name='', **__):
+    if event == metrics.COMPILATION:
+      compiled.update([fun_name.removeprefix('jit(').removesuffix(')')])
+
+  monkeypatch.setattr(metrics, 'await_programs', lambda names: (awaited.update(names), compiled.clear()))
+  jax.clear_caches()
+  jax.monitoring.register_event_duration_secs_listener(heard)
+  config.steps = 1
+  loop.train(config)
+  jax.monitoring.unregister_event_duration_listener(heard)
+  assert {name: compiled[name] for name in awaited} == awaited and awaited['prefill'] > 2
+  assert awaited['train_step'] == awaited['score'] == 2  # of the policy and of its critic

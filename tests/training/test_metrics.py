@@ -2,7 +2,6 @@
 
 import json
 import math
-import pathlib
 import types
 
 import jax
@@ -12,7 +11,7 @@ import pytest
 
 from configs import base
 from jaxsearch.data.questions import Question
-from jaxsearch.training import loop, metrics, row_files, run_folder
+from jaxsearch.training import metrics, row_files
 from jaxsearch.trees.tree import Role, Stop, Tree
 
 CONFIG = base.get_config()
@@ -236,12 +235,3 @@ def test_a_run_stops_after_an_alarm_that_lasts():
   assert len(said) == 3
   assert stop.startswith('step 11: malformed 0.9 > monitor.malformed=0.5 for 3 steps (monitor.action=')
   assert watched(get_config(action='stop', patience=3), changes[:-1])[2] == ''
-
-
-def test_an_alarm_stops_a_run(config):
-  config.critic.enabled, config.loss.kl_coef = False, 0.0
-  config.monitor.update(window=1, entropy_high=0.1, action='stop', patience=1)
-  with pytest.raises(run_folder.RunStopped, match='^step 1: entropy_high 8.* > monitor.entropy_high=0.1 for 1 step'):
-    loop.train(config)
-  [row] = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
-  assert row['alarms'] == 'entropy_high'

@@ -108,3 +108,10 @@ def test_a_judge_pays_for_each_answer_once_and_another_says_how_kind_it_is():
   assert figures == {'judgements': 5, 'judge_failed': 2, 'judged': pytest.approx(3.5 / 6),
                      'judge_gap': pytest.approx(2.5 / 3),
                      'last_judge_failure': 'judge: ValueError: a reply that cannot be read'}
+
+
+def test_what_a_server_counts_since_the_start_is_not_added_twice():
+  row = {'searches_asked': 3, 'seconds_tools': 1.5, 'requests_failed': 3, 'idle_share': 0.2}
+  refill.add_metrics(row, {'searches_asked': 2, 'seconds_tools': 1.0, 'requests_failed': 4, 'idle_share': 0.4},
+                     newest={'requests_failed': 4})
+  assert row == {'searches_asked': 5, 'seconds_tools': 2.5, 'requests_failed': 4, 'idle_share': 0.2}

@@ -11,7 +11,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.requests import Ask, Generate, Score, Search, ToolFailure
-from jaxsearch.training import loop, rollout_file, row_files
+from jaxsearch.training import loop, rollout_file, row_files, run_folder
 from jaxsearch.trees.tree import Role, Stop, Tree
 from jaxsearch.world import files as world
 from tests.methods.driving import FOUND, QUESTION, Letters
@@ -132,11 +132,13 @@ def test_rollouts_after_the_checkpoint_and_a_broken_end_are_cut_and_the_rest_sta
   assert path.read_bytes() == b''
 
 
-def test_a_run_keeps_its_rollouts(config):
+def test_a_run_that_an_alarm_stops_keeps_its_rollouts(config):
   """Two updates a step, so that the trainer's own log-probabilities are there too, if they are recomputed."""
-  config.steps, config.rollouts = 2, -1
+  config.steps, config.rollouts = 3, -1
+  config.monitor.update(window=1, entropy_high=0.1, action='stop', patience=2)
   config.train.update(old_logprobs='recompute', mini_batch=5)
-  loop.train(config)
+  with pytest.raises(run_folder.RunStopped, match='^step 2: entropy_high 8.* > monitor.entropy_high=0.1 for 2 steps'):
+    loop.train(config)
   members = rollout_file.members(pathlib.Path(config.out) / rollout_file.FILE)
   records = [record for _, _, records in members for record in records]
   assert [record['step'] for record in records] == [step for step in (1, 2) for _ in range(5 * 2)]
@@ -147,5 +149,6 @@ def test_a_run_keeps_its_rollouts(config):
   calls = [call for record in records for span in record['spans'] for call in span.get('calls', ())]
   assert any(call['documents'] for call in calls)
   rows = row_files.read(pathlib.Path(config.out) / 'metrics.jsonl')
+  assert [row['alarms'] for row in rows] == ['entropy_high'] * 2
   rewards = [record['reward'] for record in records if record['step'] == 2]
   assert np.mean(rewards) == pytest.approx(rows[-1]['reward'], abs=1e-4)

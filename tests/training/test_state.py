@@ -114,6 +114,7 @@ def test_small_updates_of_bfloat16_weights_add_up(tiny):
   assert (start['q'] - jnp.bfloat16(1e-4) == start['q']).all()
   update = jax.jit(lambda state, seed: states.update(state, grads, jnp.float32(1), optimizer, (seed,))[0])
 
+  @jax.jit
   def run(seed, state, number=200):
     return jax.lax.fori_loop(0, number, lambda _, state: update(state, seed), state)
 

@@ -373,7 +373,7 @@ def test_the_critics_error_is_over_boundary_states_alone(tiny):
   head = value_head.initial_mlp(tiny.decoder.hidden_size, jax.random.key(2))
   params = tiny.random_params(tiny.decoder, 0) | {'value_head': head}
   loss = lambda params: steps.critic_loss(params, part, config=tiny.decoder, shared=True, coef=2.0)
-  (error, _), grads = jax.value_and_grad(loss, has_aux=True)(params)
+  (error, _), grads = jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
   assert not grads['embedding'].any()  # the policy's alone: `critic_grad_norm` is that of what is clipped
   assert float(error) == pytest.approx(0.25, rel=1e-5)  # 0.5 in every state, against 0 and 1; the mean of means
   assert int((np.asarray(part.value_weights) > 0).sum()) == 12  # two segments of each of six trees

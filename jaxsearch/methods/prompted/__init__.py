@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from jaxsearch.data.corpus import Document
 from jaxsearch.methods import actions
 from jaxsearch.rewards import formats
-from jaxsearch.sampler.requests import Generate, Growth, Search, ToolFailure, shorten
+from jaxsearch.sampler.requests import Generate, Growth, Search, ToolFailure
+from jaxsearch.tools.calls import shorten
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Node, Role, Stop, Tree
 
@@ -39,19 +40,15 @@ def write(tree: Tree, call: str, prompts: str, chat: bool, *, documents: Sequenc
     fields: fill in others than {question}; texts are neutralised.
   """
   fields = {'question': tree.question.question} | fields
-  fields = {name: inert(tree, value) if isinstance(value, str) else value for name, value in fields.items()}
+  safe = tree.grammar.safe
+  fields = {name: safe(value) if isinstance(value, str) else value for name, value in fields.items()}
   text = templates.turns(templates.files('prompted', prompts)[call], tree.tokenizer if chat else None)
   head, shown, tail = text.partition('{documents}')
   node = tree.root.append(templates.fill(head, **fields), Role.PROMPT)
   if shown:
-    listed = grammar.listed(documents, lambda text: inert(tree, text)) or 'No documents were found.\n'
+    listed = grammar.listed(documents, safe) or grammar.NOTHING
     node = node.append(listed, Role.OBSERVATION).append(templates.fill(tail, **fields), Role.PROMPT)
   return node.append(said, Role.CONTEXT) if said else node
-
-
-def inert(tree: Tree, text: str) -> str:
-  """Returns text that can neither act as a tag nor become a special token."""
-  return grammar.neutralise(text, tree.tokenizer.special_tokens)
 
 
 def find(tree: Tree, query: str) -> Growth[list[Document]]:

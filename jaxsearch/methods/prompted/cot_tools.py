@@ -6,7 +6,7 @@ the first one; 'optional' leaves that to the model.
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import carl
-from jaxsearch.methods.actions import read, write_context
+from jaxsearch.methods.actions import read
 from jaxsearch.methods.prompted import write
 from jaxsearch.sampler.requests import Growth
 from jaxsearch.trees.tree import Role, Tree
@@ -36,9 +36,7 @@ def grow(question: Question, tree: Tree, *, always: bool = False, max_turns: int
       tree.metrics['refused'] += 1
       node = node.append(REFUSED, Role.OBSERVATION)
       continue
-    raw = yield from carl.invoke(action, 'working')
+    node = yield from carl.invoke(action, 'working')
     if forget:
-      written = yield from write_context(raw, max_tokens)
-      raw = carl.assimilate(tree, node, written)
-    node = raw
+      node = yield from carl.remember(tree, node, max_tokens)
   carl.commit(tree, action)

@@ -5,8 +5,6 @@ sentence without the tokens below `mask_below` is the query, and the sentence is
 documents (sections 3.2.1 and 3.2.2).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from jaxsearch.data.questions import Question
@@ -44,16 +42,11 @@ def unsure_query(node: Node, sentence: str, search_below: float, mask_below: flo
   """Returns the query for a sentence at the start of a span, '' if the policy is sure; raises NoLogprobs."""
   if node.sampler_logprobs is None:
     raise NoLogprobs
-  ids = of_sentence(node, sentence)
+  tokenizer = node.tree.tokenizer
+  ids = [token for token in node.tokens if token not in tokenizer.eos_ids]
+  ends = (count for count in range(len(ids)) if len(tokenizer.decode(ids[:count])) >= len(sentence))
+  ids = ids[:next(ends, len(ids))]
   probabilities = np.exp(node.sampler_logprobs[:len(ids)])
   if not len(ids) or probabilities.min() >= search_below:
     return ''
-  return plain(node.tree.tokenizer.decode([token for token, p in zip(ids, probabilities) if p >= mask_below]))
-
-
-def of_sentence(node: Node, sentence: str) -> Sequence[int]:
-  """Returns the tokens of a span that its first sentence takes, without the end token."""
-  tokenizer = node.tree.tokenizer
-  ids = [token for token in node.tokens if token not in tokenizer.eos_ids]
-  counts = (count for count in range(len(ids)) if len(tokenizer.decode(ids[:count])) >= len(sentence))
-  return ids[:next(counts, len(ids))]
+  return plain(tokenizer.decode([token for token, p in zip(ids, probabilities) if p >= mask_below]))

@@ -8,7 +8,7 @@ import re
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods import search_r1
-from jaxsearch.methods.prompted import find, finish, inert, write
+from jaxsearch.methods.prompted import find, finish, write
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -51,7 +51,7 @@ def grow(question: Question, tree: Tree, *, max_steps: int = 7, max_tokens: int 
       tree.metrics['malformed'] += 1
       shown = NO_ACTION
     head = '' if text.endswith('\nObservation') else 'Observation' if text.endswith('\n') else '\nObservation'
-    node = node.append(f'{head} {step}: {inert(tree, shown)}\n', Role.OBSERVATION)
+    node = node.append(f'{head} {step}: {tree.grammar.safe(shown)}\n', Role.OBSERVATION)
     node = node.append(f'Thought {step + 1}:', Role.PROMPT)
   finish(tree, node, answer, spent=action in ('search', 'lookup'))
 

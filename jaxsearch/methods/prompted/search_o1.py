@@ -6,7 +6,7 @@ one beyond the limit. The tags are ours, `<search>` and `<answer>`.
 """
 
 from jaxsearch.data.questions import Question
-from jaxsearch.methods.prompted import ENDS, find, finish, inert, marked_answer, plain, write
+from jaxsearch.methods.prompted import ENDS, find, finish, marked_answer, plain, write
 from jaxsearch.sampler.requests import Generate, Growth
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
@@ -52,5 +52,5 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
         seen = write(tree, 'extract', prompts, chat, documents=documents, query=query, reasoning=reasoning)
         read = yield Generate(seen, stop=ENDS, max_tokens=extract_tokens)
         shown = plain(read.text_without_end) or 'No helpful information was found.'
-    node = node.append(f'\n<information>{inert(tree, shown)}</information>\n', role)
+    node = node.append(f'\n<information>{tree.grammar.safe(shown)}</information>\n', role)
   finish(tree, node, answer, spent=query is not None)
