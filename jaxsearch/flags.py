@@ -5,6 +5,7 @@ and the nearest right one.
 """
 
 import argparse
+import ast
 import functools
 import inspect
 import pathlib
@@ -200,13 +201,18 @@ def _set_fields(config: ml_collections.ConfigDict, arguments: Sequence[str], com
     kind = group.get_type(leaf)
     if kind is bool and value is None:
       value = str(not negated)
-    if value is None or (negated and match[3]):
+    if value is None or (negated and match[3] is not None):
       wrong.append(f'{text}: write --config.{name}=VALUE')
       continue
     try:
-      group[leaf] = None if name in optional and value == 'None' else PARSERS[kind].parse(value)
+      if kind is ml_collections.ConfigDict and not group[leaf]:  # an empty group takes a dict
+        group[leaf] = ml_collections.ConfigDict(dict(ast.literal_eval(value)))
+      else:
+        group[leaf] = None if name in optional and value == 'None' else PARSERS[kind].parse(value)
     except (KeyError, SyntaxError, TypeError, ValueError):
-      wrong.append(f'{text.removeprefix("--")}: {KINDS.get(kind, "it is a group, set one of its fields")}')
+      is_group = isinstance(group[leaf], ml_collections.ConfigDict)
+      other = 'it is a group, set one of its fields' if is_group else 'set it in a config file'
+      wrong.append(f'{text.removeprefix("--")}: {KINDS.get(kind, other)}')
   if unknown or wrong:
     raise UsageError('; '.join([*unknown, *wrong]))
   return words

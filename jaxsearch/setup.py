@@ -230,15 +230,11 @@ def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None)
   def find_part(source: str | None) -> SearchBackend:
     if reads and source not in parts:
       raise ValueError(f'there is nothing to search for questions of {source or "no source"}')
-    return parts[source] if reads else opened(_of_source(search, str(source)), corpus=None)
+    filled = {name: value.replace('{source}', str(source)) if isinstance(value, str) else value
+              for name, value in search.items()}
+    return parts[source] if reads else opened(ConfigDict(filled), corpus=None)
 
   return SearchBySource(find_part)
-
-
-def _of_source(search: ConfigDict, source: str) -> ConfigDict:
-  """Returns the fields with `source` in place of '{source}'."""
-  filled = lambda value: value.replace('{source}', source) if isinstance(value, str) else value
-  return ConfigDict({name: filled(value) for name, value in search.items()})
 
 
 def _generator(dtype: str, mesh: Mesh | None, model: str, temperature: float) -> Callable:

@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 
@@ -59,6 +60,19 @@ def test_a_file_outside_takes_the_shipped_configs_and_its_neighbours(tmp_path, f
   printed = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True,
                            cwd=tmp_path).stdout
   assert printed.split()[-1] == '7'
+
+
+def test_fields_are_read_by_their_types():
+  set_by = lambda *texts: parse('train', texts, 'base').config
+  config = set_by('--config.optim.learning_rate=1e-5', '-config.seed=7', '--noconfig.progress', '--config.remat=full',
+                  '--config.eval.temperatures=0.5', '--config.monitor.entropy_low=0.1', '--config.data.corpus=a=b', "--config.eval.grow={'max_turns': 2}")  # a group that is empty, as a whole
+  assert (config.optim.learning_rate, config.seed, config.progress, config.remat) == (1e-5, 7, False, 'full')
+  assert (config.eval.temperatures, config.monitor.entropy_low, config.data.corpus) == ((0.5,), 0.1, 'a=b')
+  assert dict(config.eval.grow) == {'max_turns': 2}
+  for text, needed in (('--config.seed=1.5', 'a whole number'), ('--config.progress=maybe', 'True or False'),
+                       ('--config.eval.grow=3', 'it is a group')):
+    with pytest.raises(ValueError, match=re.escape(text.removeprefix('--')) + f': {needed}'):
+      set_by(text)
 
 
 def test_a_place_is_checked_and_nothing_is_made(tmp_path):

@@ -46,14 +46,28 @@ def depth_greedy(capacities: jax.Array, targets: jax.Array, priorities: jax.Arra
     [S+1] int32, `0 <= allocation <= capacities`; the sum is that of `targets`, or of `capacities` if that is
     smaller.
   """
+  capacities, targets = (jnp.asarray(x).astype(jnp.int32) for x in (capacities, targets))
   order = jnp.argsort(jnp.asarray(priorities), stable=True)
-  capacities, allocation = (jnp.asarray(x).astype(jnp.int32)[order] for x in (capacities, targets))
-  for here in range(len(order)):
-    overflow = jnp.maximum(allocation[here] - capacities[here], 0)
-    allocation = allocation.at[here].add(-overflow)
-    for receiver in (*range(here + 1, len(order)), *reversed(range(here))):
+  buckets = capacities.shape[0]
+  rank = jnp.arange(buckets)
+  # Visiting rank i, its overflow is offered to i itself (full by then), i+1, …, S, and then to i-1, …, 0.
+  offers = jnp.where(rank < buckets - rank[:, None], rank[:, None] + rank, buckets - 1 - rank)
+  capacities = capacities[order]
+
+  def visit(allocation, here):
+    rank, offered = here
+    overflow = jnp.maximum(allocation[rank] - capacities[rank], 0)
+    allocation = allocation.at[rank].add(-overflow)
+
+    def place(state, receiver):
+      allocation, overflow = state
       moved = jnp.clip(capacities[receiver] - allocation[receiver], 0, overflow)
-      allocation, overflow = allocation.at[receiver].add(moved), overflow - moved
+      return (allocation.at[receiver].add(moved), overflow - moved), None
+
+    (allocation, _), _ = jax.lax.scan(place, (allocation, overflow), offered)
+    return allocation, None
+
+  allocation, _ = jax.lax.scan(visit, targets[order], (rank, offers))
   return jnp.zeros_like(allocation).at[order].set(allocation)
 
 

@@ -81,7 +81,7 @@ def _eval_as_tool(config, flags, sets: Sequence) -> None:
     tool=flags.checkpoint or config.model)
   scores, predictions = rstool.scores(records) | outcomes, rstool.predictions(records)
   if flags.plots:
-    plots.readers({pathlib.Path(name).name: predictions}, pathlib.Path(flags.plots, 'rstool.png'))
+    plots.readers(pathlib.Path(name).name, predictions, pathlib.Path(flags.plots, 'rstool.png'))
   _finish(flags, scores | {'manifest': made, 'predictions': predictions}, scores)
 
 

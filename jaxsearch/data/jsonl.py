@@ -34,6 +34,7 @@ def read_records(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:
     for number, line in enumerate(iter(lambda: file.readline(LINE + 1), b''), start=1):
       if len(line) > LINE:
         raise DataError(f'{path}:{number}: a line of more than {LINE >> 20} MiB')
+      line = line.removeprefix(b'\xef\xbb\xbf') if number == 1 else line
       if line.strip():
         place = f'{path}:{number}'
         yield place, _record(_parsed(line, place), place, _ESCAPE.search(line))
@@ -53,6 +54,8 @@ def read_array(path: str | os.PathLike, key: str = '') -> Iterator[tuple[str, di
     while len(data) <= LINE + RATIO * packed and (part := file.read(LINE)):
       data += part
   check_unpacked(path, packed, len(data))
+  if data.startswith(b'\xef\xbb\xbf'):
+    del data[:3]
   records, escaped = _parsed(b'[]' if not data or data.isspace() else data, str(path)), _ESCAPE.search(data)
   if key and isinstance(records, dict):
     records = field(records, key, list, str(path))
@@ -119,7 +122,7 @@ def check_unpacked(path: str | os.PathLike, packed: int, size: int) -> None:
 
 def _parsed(data: bytes, place: str) -> Any:
   try:
-    return json.loads(data.decode('utf-8-sig'))  # of bytes it takes half a surrogate pair, unescaped, too
+    return json.loads(data.decode())  # of bytes it takes half a surrogate pair, unescaped, too
   except UnicodeDecodeError as error:
     raise DataError(f'{place}: not UTF-8: {error}') from error
   except (ValueError, RecursionError) as error:

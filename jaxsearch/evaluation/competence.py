@@ -35,11 +35,8 @@ def tables(records: Records, tiers: Mapping[str, int], right: str = 'em') -> dic
   """Returns em_of_SOURCE of each data set, EM by kind, and what the records have of CARL's tables.
 
   Tables 7 and 18 where questions tell their hops; with `tiers` also 3, 6, 14, 16 and 19; with a critic's
-  values 11 and 12. Figures that are undefined are left out.
-
-  Args:
-    right: which figure says what is right: 'em', or 'em_entity', the looser rule of CARL's section 4.1. A
-      critic is held against its reward.
+  values 11 and 12. Figures that are undefined are left out. `right` says which figure tells what is right:
+  'em', or 'em_entity', the looser rule of CARL's section 4.1; a critic is held against its reward.
   """
   by_rule = [{**record, 'em': record[right]} for record in records]
   figures = {OF_SOURCE + source: mean([record['em'] for record in by_rule if record['source'] == source])

@@ -41,11 +41,7 @@ def made_with(config: ml_collections.ConfigDict, **files: str) -> dict[str, Any]
 
 def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], agent: Agent, *,
              corpus: str, sampling: Sampling, samples: int = 1, tiers: str = '') -> dict[str, Any]:
-  """Returns the manifest of an evaluation.
-
-  Args:
-    corpus: the passages that are searched; '' for none of ours.
-  """
+  """Returns the manifest of an evaluation; `corpus` is what is searched, '' for none of ours."""
   grow = dict(config.grow) | dict(config.eval.grow)
   search = {name: config.search[name] for name in ('backend', 'by_source')}
   search |= {'words': config.search.words} if config.search.words else {}

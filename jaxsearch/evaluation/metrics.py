@@ -36,10 +36,8 @@ def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> f
 
   The unbiased estimate of the chance for k new answers (self-consistency, Wang et al. 2022, arXiv
   2203.11171). Answers are alike where their normal forms are. Ties are broken at random. None has no vote;
-  without any vote the question counts as wrong. Exact: subsets are counted, not sampled.
-
-  Args:
-    right: n numbers, 1 where the answer is right.
+  without any vote the question counts as wrong. Exact: subsets are counted, not sampled. `right` has n
+  numbers, 1 where the answer is right.
   """
   scored = collections.defaultdict(list)
   for answer, value in zip(answers, right, strict=True):

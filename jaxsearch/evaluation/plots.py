@@ -113,21 +113,18 @@ def critic(starts: np.ndarray, folder: str) -> None:
   save(figure, pathlib.Path(folder, 'values.png'))
 
 
-def readers(results: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path) -> None:
-  """Draws F1 by data set (RSTool, figure 2): of the policy, and of readers in three ways.
+def readers(reader: str, records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Draws F1 by data set (RSTool, figure 2): of the policy, and of a reader in three ways.
 
-  Args:
-    results: reader -> `rstool.predictions`. Whiskers are 95 % intervals, bootstrapped over questions.
+  Records are `rstool.predictions`; whiskers are 95 % intervals, bootstrapped over questions.
   """
-  ways = {'rstool': 'with evidence', 'rag': 'with one search', 'alone': 'alone'}
-  bars = {'the policy': ('policy', next(iter(results.values())))}
-  bars |= {f'{reader}, {shown}': (way, records) for way, shown in ways.items()
-           for reader, records in results.items()}
-  sources = list(dict.fromkeys(record['source'] for records in results.values() for record in records))
+  bars = {'the policy': 'policy', f'{reader}, with evidence': 'rstool', f'{reader}, with one search': 'rag',
+          f'{reader}, alone': 'alone'}
+  sources = list(dict.fromkeys(record['source'] for record in records))
   places, width = np.arange(len(sources)), 0.8 / len(bars)
   figure = new_figure(max(5.2, 0.5 * len(bars) * len(sources) + 1.5), 4)
   axes = figure.subplots()
-  for number, (label, (way, records)) in enumerate(bars.items()):
+  for number, (label, way) in enumerate(bars.items()):
     scores = [(record['source'], 100 * f1(record[way], record['golden_answers'])) for record in records]
     values = [np.array([score for of, score in scores if of == source]) for source in sources]
     means = np.array(list(map(metrics.mean, values)))

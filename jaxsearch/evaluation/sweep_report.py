@@ -318,8 +318,7 @@ def plot(lines: Mapping[str, Sequence[Mapping]], config: ml_collections.ConfigDi
          labels: Sequence[tuple[str, str]], columns: int, path: pathlib.Path) -> None:
   """Draws panels (axis x, axis y) with a line for each variant, the mean over seeds in a band of all values.
 
-  Args:
-    lines: variant -> the `curves` of its runs.
+  `lines` has the `curves` of the runs of each variant.
   """
   figure, panels = plots.panels(labels, columns)
   looks = dict(zip([name for name in lines if name != config.baseline], plots.looks()))

@@ -8,7 +8,8 @@ hand finished replies to their generators, which then yield new requests. A requ
 The policy is what serves `Generate` and `Score`: `decoding.Decoding` on our engine, `served.ServedDecoding`
 behind servers. It has `room`; `claim`, which takes an episode out of those that wait, and `release` of one;
 `generate` and `score`, after which a request waits; `busy` and `decodes`; `place` and `decode`, which return
-the (pending, reply) that are finished; and `figures`, metrics of its own.
+the (pending, reply) that are finished; `length`, tokens of the longest path, and `episode_deadline`; and
+`figures`, metrics of its own.
 
 In the deterministic mode every decision is a function of tokens and decode steps: replies of calls are
 applied in the order of their requests, where a slot is idle and no new episode can be started; the host waits

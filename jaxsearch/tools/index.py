@@ -3,6 +3,7 @@
 Where the index has both parts, their scores are added.
 """
 
+import contextlib
 import functools
 import glob
 import hashlib
@@ -211,11 +212,12 @@ def _identity(settings: Any) -> dict[str, Any]:
   before, each, after = settings.index.partition('{source}')
   if not each:
     return identity(read_manifest(settings.index))
-  found = sorted(path for name in ('*', '*/*')  # of two files read as one a source is called 'nq/test'
-                 for path in glob.glob(f'{glob.escape(before)}{name}{glob.escape(after)}/manifest.json'))
-  folders = {path.removeprefix(before).removesuffix(f'{after}/manifest.json'): os.path.dirname(path)
-             for path in found}
-  return {'sources': {source: identity(read_manifest(folder)) for source, folder in folders.items()}}
+  parts, end = {}, f'{after}/manifest.json'
+  for name in '*', '*/*':  # a file of several is a source such as 'nq/test'
+    for path in sorted(glob.glob(f'{glob.escape(before)}{name}{glob.escape(end)}')):
+      with contextlib.suppress(DataError):  # said where a question needs it
+        parts[path.removeprefix(before).removesuffix(end)] = identity(read_manifest(os.path.dirname(path)))
+  return {'sources': parts}
 
 
 def _needs(settings: Any) -> dict[str, str]:

@@ -54,10 +54,8 @@ def build(corpus: str | os.PathLike, out: str | os.PathLike, kind: str, *, encod
     with filelock.FileLock(out / 'lock', timeout=0), naming(out):
       manifest = _started(out, settings)
       save = lambda: write_whole(out / 'manifest.json', json.dumps(manifest, indent=1))
-      if 'files' in manifest:  # where its encoder lies may have changed
-        save()
+      save()  # where its encoder lies may have changed
       if 'passages' not in manifest:
-        save()
         manifest |= _scan(corpus, out, kind, report)
         save()
       if 'files' not in manifest:

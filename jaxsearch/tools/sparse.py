@@ -112,16 +112,18 @@ class Sparse:
     scores, met, least = np.zeros(self.size), [np.empty(0, np.uint32)], 0.0
     among_best = lambda coming: np.unique(
       np.concatenate([passages[scores[passages] >= least - coming] for passages in met]))
-    for word, coming in zip(known, rest):
-      passages, counts = self._postings(word)
+    for (_, number, weight), coming in zip(known, rest):
+      part = slice(self._starts[number], self._starts[number + 1])
+      passages, counts = self._passages[part], self._counts[part]  # how often each has the word
+      added = lambda passages, counts, weight=weight: weight * counts / (counts + self._norms[passages])
       if coming >= least:  # passages without the words so far may be among the best
-        scores[passages] += self._added(word, passages, counts)
+        scores[passages] += added(passages, counts)
         met.append(passages)
       else:  # common words, looked up for the candidates alone
         met = [candidates := among_best(coming)]
         at = np.minimum(np.searchsorted(passages, candidates), len(passages) - 1)
         has = passages[at] == candidates
-        scores[candidates[has]] += self._added(word, candidates[has], counts[at[has]])
+        scores[candidates[has]] += added(candidates[has], counts[at[has]])
       best = scores[met[-1]]  # their k-th best score is a lower bound of the final one
       if len(best) >= topk:
         least = max(least, float(np.partition(best, -topk)[-topk]) - ROUNDING)
@@ -142,11 +144,3 @@ class Sparse:
     holders, most = int(self._sizes[number]), float(self._most[number])
     weight = math.log1p((self.size - holders + 0.5) / (holders + 0.5)) * (K1 + 1)
     return weight * most / (most + self._least_norm), number, weight
-
-  def _added(self, word: tuple[float, int, float], passages: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    return word[2] * counts / (counts + self._norms[passages])
-
-  def _postings(self, word: tuple[float, int, float]) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (passages [n], how often each has the word) of a word, mapped."""
-    part = slice(self._starts[word[1]], self._starts[word[1] + 1])
-    return self._passages[part], self._counts[part]

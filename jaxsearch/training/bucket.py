@@ -55,7 +55,7 @@ def fetch(out: str) -> None:
 
 
 def publish(out: str, since: float = 0.0, files: Sequence[str] = ('*', 'tensorboard/*')) -> None:
-  """Copies the local `files` written at or after `since`, seconds since 1970, to the bucket, if there is one."""
+  """Copies the local `files` written at or after `since` (seconds since 1970) to the bucket, if any."""
   for path in (path for pattern in files if is_remote(out) for path in sorted(local(out).glob(pattern))):
     if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:
       target = epath.Path(out, *path.relative_to(local(out)).parts)
