@@ -19,4 +19,4 @@ with_keys=()
 [ ! -s "$keys" ] || with_keys=(--env-file "$keys")
 # xpk restarts after 42 and 127 to 255; 3, 70 and 75 are faults that may pass, 1 and 2 would come again.
 step xpk workload create --cluster "$CLUSTER" --workload "$NAME" --tpu-type "$TPU_TYPE" --num-slices "$SLICES" \
-  --docker-image "$IMAGE" --max-restarts 20 --restart-on-exit-codes 3,70,75 ${with_keys[@]+"${with_keys[@]}"} --command "$command"
+  --docker-image "$IMAGE" --max-restarts 1000 --restart-on-exit-codes 3,70,75 ${with_keys[@]+"${with_keys[@]}"} --command "$command"

@@ -83,9 +83,11 @@ def warm_up(given, name, folder) -> None:
   del config.critic_warmup.second_search
   config.critic_warmup.second_search = {'noise': 0.5}
   twin = MAIN if config.critic_warmup.curated or name == RANDOM else RANDOM
-  if name != MAIN and not (folder / name).exists():
-    (folder / name).mkdir(parents=True)
+  if name != MAIN:
+    (folder / name).mkdir(parents=True, exist_ok=True)
     for file in ('closed_book.jsonl', *(['rollouts.jsonl'] if name != RANDOM else [])):
+      if (folder / name / file).exists():
+        continue
       rows = row_files.read(folder / twin / file)
       if name == SHUFFLED and file == 'rollouts.jsonl':
         rewards = np.random.default_rng(0).permutation([row['reward'] for row in rows]).tolist()

@@ -143,7 +143,7 @@ def measured(path: pathlib.Path, parts: Mapping[str, Callable[[], dict]],
   for name, measure in parts.items():
     if name not in have:
       have[name] = {'part': name} | measure() | VERSIONS | {'date': datetime.date.today().isoformat()}
-      row_files.append(path, [have[name]])
+      row_files.write(path, [*row_files.read(path), have[name]])  # a kill may have cut the last line short
       print(f'{name}: done', flush=True)
   return have if others else {name: have[name] for name in parts}
 
@@ -161,13 +161,14 @@ def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
   full = next(iter(sizes))
   parser = argparse.ArgumentParser(prog=f'python -m studies.{name}')
   parser.add_argument('--size', choices=sizes, default=full)
-  parser.add_argument('--out', help=f'folder for its rows; {RUNS}, or runs/studies for another size')
+  parser.add_argument('--out', help=f'folder for its rows; {RUNS}, or runs/studies for another size or bed')
   for flag, default in options.items():
     parser.add_argument(f'--{flag}', default=default)
   given = parser.parse_args(arguments)
+  ours = given.size == full and all(getattr(given, flag) == default for flag, default in options.items())
   jax.config.update('jax_compilation_cache_dir', jax.config.jax_compilation_cache_dir or '.jax_cache')
   vars(given).update(sizes[given.size])
-  out = given.out or (RUNS if given.size == full else 'runs/studies')
+  out = given.out or (RUNS if ours else 'runs/studies')
   try:
     print(study(given, pathlib.Path(out) / f'{name}.jsonl'))
   except FileNotFoundError as missing:

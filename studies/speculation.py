@@ -47,24 +47,29 @@ def study(given, out) -> str:
 
 
 def report(rows) -> str:
-  """Writes the table: shares over seeds, and differences of those paired by seed."""
+  """Writes the table: shares over seeds and questions, and differences of those paired by both."""
   seeds_of = lambda name: {part.split('/')[1] for part in rows if part.startswith(f'{name}/')}
   seeds = sorted(seeds_of(WITH) & seeds_of(WITHOUT))
   if not seeds:
     raise FileNotFoundError(f'{WITH} and {WITHOUT}: no seed of both is finished')
-  values = {variant: np.array([split(rows[f'{variant}/{seed}']) for seed in seeds])
+  values = {variant: np.stack([split(rows[f'{variant}/{seed}']) for seed in seeds], axis=1)
             for variant in (WITH, WITHOUT)}
   values[f'{WITH} - {WITHOUT}'] = values[WITH] - values[WITHOUT]
   names = 'found all passages', 'EM where it did', 'EM where it did not'
   return common.table([{'policy': policy, 'seeds': len(seeds)} | {
-    name: common.interval(verdicts.estimate(column), 100) for name, column in zip(names, shares.T)}
-    for policy, shares in values.items()])
+    name: common.interval(verdicts.estimate(cells), 100) for name, cells in zip(names, of_policy)}
+    for policy, of_policy in values.items()])
 
 
-def split(row) -> tuple[float, float, float]:
-  """Returns the share that found all passages, and EM among these and among the others."""
+def split(row) -> np.ndarray:
+  """Returns [3,Q]: whether all passages were found, and EM where they were and where not.
+
+  A share among some questions is a ratio; its value at a question is what that moves it by (linearised), so
+  that the mean over the questions is the share.
+  """
   found, right = (np.array(row[name], bool) for name in ('found', 'right'))
-  return found.mean(), right[found].mean(), right[~found].mean()
+  among = lambda of: right[of].mean() + of * (right - right[of].mean()) / of.mean()
+  return np.stack([found, among(found), among(~found)])
 
 
 if __name__ == '__main__':

@@ -3,8 +3,8 @@
     jaxsearch sweep --config configs/claims/search_r2.py
     python -m studies.trimming
 
-The actor that the grid starts from drafts an answer to each of 200 held-out questions, once, and regenerates
-every draft five times from before each of its steps. Checkpoints of the rows below review these drafts, so
+The actor that the grid starts from drafts an answer to each of 200 held-out questions (there are 188), once, and
+regenerates every draft five times from before each of its steps. Checkpoints of the rows below review these drafts, so
 A_prec and S_trim (appendix D) differ by the reviewer alone. Intervals are over seeds and drafts together.
 """
 

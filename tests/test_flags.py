@@ -65,7 +65,8 @@ def test_a_file_outside_takes_the_shipped_configs_and_its_neighbours(tmp_path, f
 def test_fields_are_read_by_their_types():
   set_by = lambda *texts: parse('train', texts, 'base').config
   config = set_by('--config.optim.learning_rate=1e-5', '-config.seed=7', '--noconfig.progress', '--config.remat=full',
-                  '--config.eval.temperatures=0.5', '--config.monitor.entropy_low=0.1', '--config.data.corpus=a=b', "--config.eval.grow={'max_turns': 2}")  # a group that is empty, as a whole
+                  '--config.eval.temperatures=0.5', '--config.monitor.entropy_low=0.1', '--config.data.corpus=a=b',
+                  "--config.eval.grow={'max_turns': 2}")  # a group that is empty, as a whole
   assert (config.optim.learning_rate, config.seed, config.progress, config.remat) == (1e-5, 7, False, 'full')
   assert (config.eval.temperatures, config.monitor.entropy_low, config.data.corpus) == ((0.5,), 0.1, 'a=b')
   assert dict(config.eval.grow) == {'max_turns': 2}

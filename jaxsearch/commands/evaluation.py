@@ -194,6 +194,8 @@ def bench(config, flags) -> None:
     flags.corpus = question_sets.corpus_beside(config, sets, flags.folder)
   check_inputs(config, flags, policy=not flags.url)
   corpus = searched_corpus(config, flags)
+  if corpus in registry.ENTRIES['corpora'] and flags.folder:
+    say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
   closed_book = results.read_closed_book(flags.closed_book) if flags.closed_book else None
   is_judged = any(map(answers.evidence_of, _questions(sets)))
   if not is_judged:
@@ -209,8 +211,6 @@ def bench(config, flags) -> None:
     agent, _, policy = open_agent(config, flags, _questions(sets))
   numbers = ', '.join(f'{len(one.questions)} of {one.name}' for one in sets)
   say(f'{numbers}; corpus: {corpus or "none of ours"}')
-  if corpus in registry.ENTRIES['corpora'] and flags.folder:
-    say(f'no corpus in {flags.folder}: set --corpus, or searches find passages of the embedded world')
   answer = functools.partial(answers.answer, agent, timed=True)
   if judge:
     answer = functools.partial(browsecomp_plus.judged, answer, judge)

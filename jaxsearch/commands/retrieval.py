@@ -1,6 +1,7 @@
 """Search: an index of passages, and servers."""
 
 import importlib.util
+import os
 import pathlib
 import time
 
@@ -75,6 +76,7 @@ def serve(config, flags) -> None:
   """Serve the search of a config over HTTP, or a policy as a search tool of other models (--as-tool)."""
   if not flags.as_tool:
     refuse(flags, ('checkpoint',), 'without --as-tool')
+    os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')  # vectors need little of a GPU
   if flags.index:
     refuse(flags, ('corpus',), 'with --index, which has its passages')
     with config.unlocked():

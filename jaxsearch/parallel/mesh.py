@@ -11,6 +11,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Iterable, Sequence
 
 import jax
@@ -53,7 +54,8 @@ def start_distributed(enabled: bool, coordinator: str = '', num_processes: int =
     tried = ', '.join(f'{name}={value!r}' for name, value in given.items()) or 'what the environment says'
     kind = ValueError if isinstance(error, ValueError) else ConnectionError
     raise kind(f'distributed.enabled=True: multi-host start-up with {tried} failed; process 0 listens '
-               f'at the coordinator or on JAX_COORDINATOR_BIND_ADDRESS: {error}') from error
+               'at the coordinator or on JAX_COORDINATOR_BIND_ADDRESS; one process alone takes '
+               f'distributed.enabled=False: {error}') from error
   compiler._compile_and_write_cache = functools.partial(_compile_and_write, compiler._compile_and_write_cache)
 
 
@@ -68,7 +70,10 @@ def _compile_and_write(compile_program, backend, computation, devices, options, 
   seconds = time.monotonic() - start
   unique = {'gpu': False, 'cpu': True}.get(backend.platform, devices.is_fully_addressable)
   if jax.process_index() and unique and seconds >= jax.config.jax_persistent_cache_min_compile_time_secs:
-    compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+    try:
+      compilation_cache.put_executable_and_time(key, name, executable, backend, int(seconds))
+    except Exception as error:  # as JAX does: a full disk costs a compilation, not the run
+      warnings.warn(f'{name} is not in the compilation cache: {error}', stacklevel=2)
   return executable
 
 

@@ -142,13 +142,14 @@ def resume(run: RunFolder, learner: Learner,
 
 def count_failed_steps(run: RunFolder, row: dict[str, Any], before: dict[str, Any],
                        history: metrics.History) -> dict[str, int]:
-  """Says what mostly failed in a step; returns the steps in a row whose searches or judgements mostly did.
+  """Says what mostly failed in a step; returns the steps in a row in which any such calls mostly did.
 
   `RunFolder.finish_step` holds them against `search.max_failed_steps`. `before` is the row before, if it is
   of this process: what it said is not repeated.
   """
   failed, most = 0, run.config.search.max_failed_steps
-  if requests.mostly_failed(row) or requests.mostly_failed(row, requests.JUDGEMENTS):
+  kinds = requests.SEARCHES, requests.SERVICES, requests.JUDGEMENTS  # without them no reward says anything
+  if any(requests.mostly_failed(row, kind) for kind in kinds):
     failed = 1 + (history[-1].get('failed_steps_in_a_row', 0) if history else 0)
   if message := requests.failing(row, before):
     limit = f'; the run stops after {most}' if most else ''

@@ -49,10 +49,11 @@ BOOT = pathlib.Path('/proc/sys/kernel/random/boot_id')  # of this machine
 # numbers are computed.
 FREE_FIELDS = (
   'steps', 'out', 'progress', 'log', 'rollouts', 'profile', 'checkpoint_every', 'keep_checkpoints', 'eval',
-  'mesh', 'distributed', 'sampler.slots', 'sampler.tensor', 'train.micro_rows', 'train.chunk', 'remat',
-  'attention', 'search.url', 'search.timeout', 'search.max_failed_steps', 'optim.max_skipped',
-  'sampler.urls', 'sampler.timeout', 'sampler.folder', 'sampler.release', 'judge.url', 'judge.timeout',
-  'second_judge.url', 'second_judge.timeout', 'python.workers', 'xla_deterministic', 'monitor',
+  'mesh', 'distributed', 'sampler.slots', 'sampler.pages', 'sampler.tool_workers', 'sampler.tensor',
+  'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url', 'search.timeout',
+  'search.max_failed_steps', 'optim.max_skipped', 'sampler.urls', 'sampler.timeout', 'sampler.folder',
+  'sampler.release', 'judge.url', 'judge.timeout', 'judge.concurrency', 'second_judge.url',
+  'second_judge.timeout', 'second_judge.concurrency', 'python.workers', 'xla_deterministic', 'monitor',
   'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 # A restarted job would fail on these again; other faults of disks and networks may have passed.
@@ -220,7 +221,7 @@ class RunFolder(contextlib.ExitStack):
     failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
     if 0 < most <= failed:
       raise RunStopped(
-        f'step {step}: most searches or judgements failed in {failed} steps in a row '
+        f'step {step}: most searches, judgements or calls of a service failed in {failed} steps in a row '
         f'(search.max_failed_steps={most}). '
         f'{requests.failing(row)}; {self._saved()}; once they work, rerun the same command to resume')
 
@@ -234,7 +235,8 @@ class RunFolder(contextlib.ExitStack):
     """Turns what ends a run that can be resumed into RunStopped."""
     if error is not None and memory.ran_out(error):
       named = error if isinstance(error, memory.OutOfMemory) else memory.explained(error)
-      raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume') from error
+      raise RunStopped(f'{named}; {self._saved()}; rerun the same command with less to resume '
+                       '(length, row_length, dtype, optim, loss and lora: in another out)') from error
     if self._started and isinstance(error, transfer.NotFinite):
       raise RunStopped(f'{error}, so it was not saved; {self._saved()}') from error
     if self._started and isinstance(error, OSError):

@@ -285,7 +285,7 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run(remote, capsys):
   remote.eval.every = 6
   with server() as (remote.search.url, _):
     pass  # nobody is there any more
-  stops = (r'step 2: most searches or judgements failed in 2 steps in a row \(search.max_failed_steps=2\)\. '
+  stops = (r'step 2: most searches, judgements or calls of a service failed in 2 steps in a row \(search.max_failed_steps=2\)\. '
            r'10 of 10 searches failed; the last: SearchError: .*; the last checkpoint is that of step 1; ')
   with pytest.raises(run_folder.RunStopped, match=stops):
     loop.train(remote, held_out)
@@ -302,7 +302,7 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run(remote, capsys):
   assert 'SearchError' in evaluation['last_failure']
 
 
-def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, capsys):
+def test_a_judge_that_is_down_is_said_and_stops_the_run(remote, monkeypatch, capsys):
   toy, grow = sys.modules['jaxsearch.methods.toy'], sys.modules['jaxsearch.methods.toy'].grow
 
   def judged(question, tree, **settings):
@@ -311,20 +311,22 @@ def test_a_judge_that_is_down_is_said_and_stops_nothing(remote, monkeypatch, cap
 
   monkeypatch.setattr(toy, 'grow', judged)
   monkeypatch.setattr(toy, 'SERVICES', ('judge',), raising=False)
-  remote.judge, remote.steps = slate.get_config().judge, 2
-  remote.search.update(backend='bm25', max_failed_steps=1)
+  remote.judge, remote.steps = slate.get_config().judge, 3
+  remote.search.update(backend='bm25', max_failed_steps=2)
   with server((404, {})) as (url, _):
     remote.judge.update(kind='chat', url=url, model='judge')
-    loop.train(remote)
+    with pytest.raises(run_folder.RunStopped, match='calls of a service failed in 2 steps in a row'):
+      loop.train(remote)
   names = 'service_calls', 'service_calls_failed', 'searches_failed', 'failed_steps_in_a_row'
-  assert rows_of(remote, *names) == [(10, 10, 0, 0)] * 2
+  assert rows_of(remote, *names) == [(10, 10, 0, 1), (10, 10, 0, 2)]
   run = types.SimpleNamespace(config=remote, say=print)
-  dead = {'step': 3, 'judgements': 4, 'judge_failed': 3}  # one that pays counts, see `search.max_failed_steps`
+  dead = {'step': 3, 'judgements': 4, 'judge_failed': 3}
   assert loop.count_failed_steps(run, dead, {}, [{'failed_steps_in_a_row': 1}]) == {'failed_steps_in_a_row': 2}
   said = failures(capsys)
   assert said[0].startswith(
     'jaxsearch: step 1: 10 of 10 calls of judge or reader failed; the last: judge: ChatError: chat at ')
-  assert said[1:] == ['jaxsearch: step 2: 10 of 10 calls of judge or reader failed, as before']
+  assert said[1:] == ['jaxsearch: step 2: 10 of 10 calls of judge or reader failed, as before '
+                      '(2 steps in a row; the run stops after 2)']
 
 
 def test_what_a_first_step_compiles_is_known_before_it(config, monkeypatch):
