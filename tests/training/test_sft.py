@@ -195,7 +195,7 @@ def test_a_run_out_of_memory_stops_and_resumes_with_less(config, tmp_path, monke
   assert str(error.value) == (
     'out of memory while updating the policy (16.00GiB asked for): lower train.micro_rows, train.chunk or '
     'train.row_length, or set remat=full; the last checkpoint is that of step 1; rerun the same command with less '
-    'to resume')
+    'to resume (length, row_length, dtype, optim, loss and lora: in another out)')
   config.train.chunk, config.sampler.slots = config.train.chunk // 2, config.sampler.slots // 2
   sft.train(config)
   read = checkpoint.restore_host
