@@ -186,8 +186,9 @@ if [ -n "$SEARCH_URL" ] && [ -z "$RETRIEVER" ]; then
     *) reach ;;
   esac
 fi
-for attempt in $(seq 0 "$RESTARTS"); do
-  status=0
+attempt=0
+while true; do
+  began=$SECONDS status=0
   serve  # one that died is started again
   for number in $numbers; do
     of_process "$number" "$@"
@@ -212,8 +213,10 @@ for attempt in $(seq 0 "$RESTARTS"); do
     0 | 1 | 2) exit "$status" ;;  # done; stopped by a limit of the config; a mistake that would come again
   esac
   if [ -n "$stopped" ]; then exit "$status"; fi
+  [ $((SECONDS - began)) -lt 1800 ] || attempt=0
   echo "run.sh: training ended with status $status, $((RESTARTS - attempt)) restarts left" >&2
+  if [ "$attempt" -ge "$RESTARTS" ]; then exit "$status"; fi
+  attempt=$((attempt + 1))
   sleep 5
   if [ -n "$stopped" ]; then exit "$status"; fi  # a signal that came meanwhile
 done
-exit "$status"
