@@ -2,6 +2,7 @@
 
   closed_book.jsonl   whether five closed-book rollouts of every question were right
   tiers.jsonl         the tier of every question, see curation.py
+  chosen.jsonl        the questions that are rolled out, and which of them are held out
   rollouts.jsonl      trees of the chosen questions, half closed-book, half tool-required or tool-optional
   answers_STEP.jsonl  whether the policy was right on held-out questions, before and after; where the critic
                       moves its backbone
@@ -169,13 +170,14 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
   if jax.process_index() == 0:
     tier_rows = [{'id': key, 'tier': tier} for key, tier in tiers.items()]
     row_files.write(policy.run.out / 'tiers.jsonl', tier_rows)
-  texts = [question.question for question in questions]
-  if settings.encoder:  # a sentence encoder (all-MiniLM-L6-v2, say)
-    points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
-  else:
-    points = curation.embedded(texts, tokenizer, params)
-  clusters = transfer.broadcast(curation.clusters_by_source(points, questions, settings, config.seed))
-  chosen, held_out = curation.choose(questions, tiers, list(map(tuple, clusters)), settings, config.seed)
+  path = policy.run.out / 'chosen.jsonl'
+  rows = transfer.broadcast(row_files.read(path) if jax.process_index() == 0 else None)
+  if not rows:  # once: clusters are of floats, which another machine may round differently
+    rows = _choose(policy, params, questions, tiers)
+    if jax.process_index() == 0:
+      row_files.write(path, rows)
+  by_id = {question.id: question for question in questions}
+  chosen, held_out = [by_id[row['id']] for row in rows], {row['id'] for row in rows if row['held_out']}
   rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
     if question.id in held_out:
@@ -185,14 +187,28 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
         wanted.append((question, kind, bool(rng.random() < settings.second_share)))
   trees = []
   for record, (question, kind, _) in zip(policy.answer(wanted, 'rollouts.jsonl', Tree.to_json), wanted):
-    if record['id'] != question.id:  # clusters are of floats, which another machine may round differently
-      raise ValueError(f'{policy.run.out}: rollouts.jsonl is of other questions than are chosen here; resume '
-                       'on such a machine as before, or delete the file')
+    if record['id'] != question.id:
+      raise ValueError(f'{policy.run.out}: rollouts.jsonl is of other questions than chosen.jsonl; delete it, '
+                       'or put back the one that belongs to it')
     tree = Tree.from_json(record, tokenizer, question)
     tree.root.data.update(kind=kind, held_out=question.id in held_out)
     if tree.count():
       trees.append(tree)
   return trees, tiers
+
+
+def _choose(policy: 'Policy', params: dict, questions: Sequence[Question],
+            tiers: dict[str, int]) -> list[dict]:
+  """Returns the rows of chosen.jsonl, the same in every process: process 0's clusters decide."""
+  config, settings = policy.config, policy.config.critic_warmup
+  texts = [question.question for question in questions]
+  if settings.encoder:  # a sentence encoder (all-MiniLM-L6-v2, say)
+    points = TextEncoder(settings.encoder, recipe_of(settings.encoder)).passages(texts)
+  else:
+    points = curation.embedded(texts, policy.engine.tokenizer, params)
+  clusters = transfer.broadcast(curation.clusters_by_source(points, questions, settings, config.seed))
+  chosen, held_out = curation.choose(questions, tiers, list(map(tuple, clusters)), settings, config.seed)
+  return [{'id': question.id, 'held_out': question.id in held_out} for question in chosen]
 
 
 def _changes(settings: ConfigDict, kind: str) -> dict:
