@@ -17,6 +17,7 @@ from jaxsearch.files import write_whole
 
 PACKAGES = {'gs': 'gcsfs'}  # that etils.epath needs
 FOLDERS = ('', 'tensorboard')  # whose files are copied
+FILES = tuple(os.path.join(folder, '*') for folder in FOLDERS)
 STAYS = ('lock', 'locked_by')  # mean something on this machine alone
 
 
@@ -54,7 +55,7 @@ def fetch(out: str) -> None:
         write_whole(local(out) / folder / path.name, path.read_bytes())
 
 
-def publish(out: str, since: float = 0.0, files: Sequence[str] = ('*', 'tensorboard/*')) -> None:
+def publish(out: str, since: float = 0.0, files: Sequence[str] = FILES) -> None:
   """Copies the local `files` written at or after `since` (seconds since 1970) to the bucket, if any."""
   for path in (path for pattern in files if is_remote(out) for path in sorted(local(out).glob(pattern))):
     if path.is_file() and path.name not in STAYS and path.stat().st_mtime >= since:

@@ -177,6 +177,9 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
     if jax.process_index() == 0:
       row_files.write(path, rows)
   by_id = {question.id: question for question in questions}
+  if others := [row['id'] for row in rows if row['id'] not in by_id]:
+    raise ValueError(f'{path}: {others[0]!r} is no question of this run; put its questions back, or delete '
+                     'the folder')
   chosen, held_out = [by_id[row['id']] for row in rows], {row['id'] for row in rows if row['held_out']}
   rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
@@ -188,8 +191,8 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
   trees = []
   for record, (question, kind, _) in zip(policy.answer(wanted, 'rollouts.jsonl', Tree.to_json), wanted):
     if record['id'] != question.id:
-      raise ValueError(f'{policy.run.out}: rollouts.jsonl is of other questions than chosen.jsonl; delete it, '
-                       'or put back the one that belongs to it')
+      raise ValueError(f'{policy.run.out}: rollouts.jsonl is of other questions than chosen.jsonl; '
+                       'delete it, or put back the one that belongs to it')
     tree = Tree.from_json(record, tokenizer, question)
     tree.root.data.update(kind=kind, held_out=question.id in held_out)
     if tree.count():

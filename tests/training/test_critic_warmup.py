@@ -164,6 +164,9 @@ def test_rollouts_that_were_cut_off_are_grown_again_and_a_share_has_another_sear
   row_files.write(path, row_files.read(path)[::-1])
   with pytest.raises(ValueError, match='rollouts.jsonl is of other questions'):
     warm_up(config)
+  row_files.write(path.with_name('chosen.jsonl'), [{'id': 'gone', 'held_out': False}])
+  with pytest.raises(ValueError, match="chosen.jsonl: 'gone' is no question of this run"):
+    warm_up(config)
 
 
 def test_rollouts_whose_searches_mostly_failed_are_not_learned_from(config, method):
