@@ -57,7 +57,7 @@ def open_checkpoints(run: str | pathlib.Path, keep: int | None = None) -> Store:
   return ocp.CheckpointManager(place(run) / 'checkpoints', options=ocp.CheckpointManagerOptions(
     preservation_policy=policies.LatestN(keep), create=keep is not None,
     cleanup_tmp_directories=keep is not None, enable_async_checkpointing=jax.default_backend() != 'cpu',
-    async_options=ocp.AsyncOptions(timeout_secs=3600),  # of slow disks; others wait so long for one that failed
+    async_options=ocp.AsyncOptions(timeout_secs=3600),  # of slow disks, and for a host that failed
     multiprocessing_options=ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=BARRIER)))
 
 
