@@ -70,11 +70,10 @@ def param_dtype(config: ConfigDict | Mapping[str, Any]) -> str:
   return 'float32' if config['optim']['master_weights'] and not config['lora']['rank'] else config['dtype']
 
 
-def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh | None) -> tuple[DecoderConfig, dict]:
+def _load_weights(name: str, dtype: str, param_dtype: str, mesh: Mesh) -> tuple[DecoderConfig, dict]:
   """Returns (decoder that computes in `dtype`, parameters) of a model in files, or an adapter on its base."""
   path = model_path(name)
   if hub.is_adapter(path):
-    mesh = mesh or meshes.make_mesh(devices=jax.devices()[:1])
     model_config, params, _ = load_adapted(path, mesh)
     params = jax.tree.map(lambda x: x.astype(param_dtype), params)
     return dataclasses.replace(model_config, dtype=dtype), params
@@ -257,6 +256,7 @@ def load_assistant(settings: ConfigDict, dtype: str, mesh: Mesh | None = None) -
 
 
 def _frozen_engine(settings: ConfigDict, dtype: str, mesh: Mesh | None) -> Engine:
+  mesh = mesh or meshes.of_host()
   model_config, params = _load_weights(settings.model, dtype, dtype, mesh)
   tokenizer = Tokenizer.load(tokenizer_path(settings.model))
   length = min(settings.length, model_config.max_position)  # what does not fit fails by name
@@ -333,7 +333,7 @@ def open_engine(config: ConfigDict, model_config: DecoderConfig, tokenizer: Toke
   others = {'temperature', 'max_observation', 'tool_workers', 'release',  # of sampling, tools and the loop
             'engine', 'urls', 'folder', 'timeout'}  # of engines on servers
   settings = {name: value for name, value in sampler.items() if name not in others}
-  return Engine(model_config, tokenizer, mesh=mesh, **settings)
+  return Engine(model_config, tokenizer, mesh=mesh or meshes.of_host(), **settings)
 
 
 def make_agent(config: ConfigDict, engine: Engine, tools: Tools, /, **changes) -> Agent:

@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 import ml_collections
 
 from jaxsearch import setup
@@ -43,12 +42,12 @@ def load_policy(config: ml_collections.ConfigDict, checkpoint: str = '') -> Poli
     model_config = dataclasses.replace(model_config, dtype=config.dtype)
     return Policy(model_config, params, tokenizer_of(config, host, checkpoint), host['step'])
   if checkpoint:
-    decoder, run = hub.load(checkpoint, config.dtype), hub.read_run(checkpoint) or {}
+    decoder, run = hub.load(checkpoint, config.dtype, mesh=meshes.of_host()), hub.read_run(checkpoint) or {}
     setup.check_positions(config, decoder.config, f'checkpoint={checkpoint!r}')
     transfer.check_finite(decoder.params, checkpoint)
     tokenizer = Tokenizer.load(config.tokenizer or checkpoint)
     return Policy(decoder.config, decoder.params, tokenizer, run.get('step'))
-  model_config, params = setup.load_policy(config, _one_device())
+  model_config, params = setup.load_policy(config, meshes.of_host())
   return Policy(model_config, params, setup.load_tokenizer(config), None)
 
 
@@ -87,7 +86,7 @@ def open_critic(config: ml_collections.ConfigDict,
   """
   if not (checkpoint and is_run(checkpoint)):
     return None
-  mesh = _one_device()
+  mesh = meshes.of_host()
   model_config, params, _ = load_trained(checkpoint, mesh, warn=False)  # `load_policy` warns
   if steps.HEAD not in params:
     return None
@@ -101,7 +100,3 @@ def open_critic(config: ml_collections.ConfigDict,
       batches.note(packed, value_step(params, packed.batch), 'values')
 
   return assess
-
-
-def _one_device() -> jax.sharding.Mesh:
-  return meshes.make_mesh(devices=jax.devices()[:1])

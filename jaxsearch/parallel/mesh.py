@@ -119,6 +119,11 @@ def make_mesh(data: int = 1, fsdp: int = -1, tensor: int = 1, accelerator: bool 
   return Mesh(arranged(devices, *sizes.values()), MESH_AXES, axis_types=(AxisType.Auto,) * 3)
 
 
+def of_host() -> Mesh:
+  """Makes a mesh over the devices of this host, for policies that only answer: as much is split as can be."""
+  return make_mesh(fsdp=1, tensor=-1, devices=jax.local_devices())
+
+
 def arranged(devices: Sequence[jax.Device], data: int, fsdp: int, tensor: int) -> np.ndarray:
   """Returns the devices [data, fsdp, tensor] so that those that talk most are nearest to each other.
 

@@ -16,7 +16,7 @@ from jaxsearch import __version__, registry, setup
 from jaxsearch.config_check import from_saved, without_secrets
 from jaxsearch.models import hub, value_head
 from jaxsearch.models.architecture import DecoderConfig, config_from_json, parameter_axes, parameter_shapes
-from jaxsearch.parallel.mesh import make_mesh, shardings
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.training import checkpoint
 from jaxsearch.training.bucket import place
 from jaxsearch.training.state import HEAD, without_head
@@ -46,7 +46,7 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None, base: str | 
   Args:
     path: a run folder or its `checkpoints` (the newest is taken), one checkpoint in it, or a folder that
       `save_adapter` wrote.
-    mesh: where the parameters go; the first device if not given.
+    mesh: where the parameters go; the devices of this host if not given.
     base: the model that it began with, where that is none of ours, see `setup.base_of`.
     dtype: of the parameters, unless there is an adapter; as they were saved if not given.
   Raises:
@@ -54,7 +54,7 @@ def load_params(path: str | pathlib.Path, mesh: Mesh | None = None, base: str | 
     ValueError: the base is another now, or it is the checkpoint of a critic, or cannot be read, or has values
       that are not finite.
   """
-  mesh = mesh or make_mesh(devices=jax.devices()[:1])
+  mesh = mesh or meshes.of_host()
   if hub.is_adapter(path):
     return setup.load_adapted(path, mesh, base)
   decoder, params, host = load_trained(path, mesh, dtype=dtype)
@@ -120,7 +120,7 @@ def save_adapter(path: str | pathlib.Path, folder: str | pathlib.Path,
     dtype: 'float32' or 'bfloat16'; as it is if not given.
   Raises ValueError for a run without an adapter, and for the folder of its base.
   """
-  _, params, host = load_trained(path, make_mesh(devices=jax.devices()[:1]))
+  _, params, host = load_trained(path, meshes.of_host())
   if host.get('critic') or not host['config']['lora']['rank']:
     raise ValueError(f'{path}: this run has no adapter (lora.rank=0): leave out --adapter')
   if pathlib.Path(registry.policy_path(host['config']['model'])).resolve() == pathlib.Path(folder).resolve():
@@ -136,7 +136,7 @@ def critic_layout(model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
   axes = {'decoder': parameter_axes(model_config), 'head': value_head.AXES}
   shapes = {'decoder': parameter_shapes(model_config),
             'head': {'kernel': (model_config.hidden_size,), 'bias': ()}}
-  return shardings(axes, shapes, mesh), shapes
+  return meshes.shardings(axes, shapes, mesh), shapes
 
 
 def trained_layout(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) -> tuple[dict, dict]:
@@ -147,4 +147,4 @@ def trained_layout(config: ConfigDict, model_config: DecoderConfig, mesh: Mesh) 
   if config.critic.enabled and config.critic.shared:
     axes = axes | {HEAD: value_head.MLP_AXES}
     shapes = shapes | {HEAD: value_head.mlp_shapes(model_config.hidden_size)}
-  return shardings(axes, shapes, mesh), shapes
+  return meshes.shardings(axes, shapes, mesh), shapes

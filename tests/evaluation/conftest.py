@@ -3,6 +3,7 @@
 import pytest
 
 from jaxsearch import setup
+from jaxsearch.parallel import mesh as meshes
 
 opened = {}
 
@@ -12,7 +13,7 @@ def engines():
   open_engine = setup.open_engine
 
   def once(config, model_config, tokenizer, mesh=None):
-    shape = repr((dict(config.sampler), model_config, tokenizer.backend.to_str(), mesh))
+    shape = repr((dict(config.sampler), model_config, tokenizer.backend.to_str(), mesh or meshes.of_host()))
     if shape not in opened:
       opened[shape] = open_engine(config, model_config, tokenizer, mesh)
     return opened[shape]

@@ -16,6 +16,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import agents, answers, figures
 from jaxsearch.evaluation.figures import record_of
+from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found, exact_match
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import Search
@@ -83,6 +84,14 @@ def test_a_record_holds_every_token_and_the_figures_of_its_tree(answered):
   right = [exact_match(tree.answer, tree.question.golden_answers) for tree in answered]
   assert means['n'] == 12 and means['em'] == pytest.approx(sum(right) / 12) and means['f1'] >= means['em']
   assert means['searches'] == pytest.approx(np.mean([tree.metrics['searches'] for tree in answered]))
+
+
+def test_all_devices_of_a_host_answer_as_one_does(monkeypatch, config, agent, answered):
+  monkeypatch.setattr(meshes, 'of_host', meshes.of_host.__wrapped__)
+  together = agents.open_agent(config)
+  assert (agent.engine.lanes, together.engine.lanes) == (1, 4)
+  trees, _ = rollout(together, world.questions('test')[:12], jax.random.key(0))
+  assert list(map(record_of, trees)) == list(map(record_of, answered))
 
 
 @pytest.mark.parametrize('evidence', [['Bonn is in Germany.'], [['Bonn', 'country', 'Germany']], [{'url': 'x'}]])
