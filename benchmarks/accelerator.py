@@ -224,6 +224,7 @@ def decode(args, results: Results) -> None:
   engine.load(jax.jit(lambda key: initial_params(config, key, args.dtype))(jax.random.key(0)))
   size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))
   weights = size(engine._params) - ('unembedding' in engine._params and engine._params['embedding'].nbytes)
+  engine.allocate()
   entry = size(engine._cache) / (engine._cache[0][0].shape[1] * PAGE)
 
   def placed(length):

@@ -299,6 +299,11 @@ def together(config, training):
     if critic.enabled and config.credit.get(name) == value:
       yield (f'critic.enabled=True: credit.{name}={value!r} sets no returns, which a critic learns; set '
              'critic.enabled=False')
+  for name, values in (('level', ('segment', 'token')), ('estimator', ('ppo',))):
+    if not critic.enabled and config.credit.get(name) in values:
+      yield f'credit.{name}={config.credit[name]!r} needs critic.enabled=True'
+  if config.credit.get('whole') and config.grow.k != 1:
+    yield f'credit.whole=True compares whole chains: set grow.k=1, not {config.grow.k}'
   if config.credit.get('level') == 'token' and train.aggregate == 'step-mean':
     yield ("credit.level='token' with train.aggregate='step-mean' would read a value at every token from a critic "
            "that learns values only at the starts of segments: set train.aggregate='token-mean'")
@@ -371,6 +376,8 @@ def needs(config, services):
   for name in judges:
     chat = {f'{name}.url': 'url', f'{name}.model': 'name'}
     needed |= {'chat': chat, 'local': {f'{name}.model': 'model'}}.get(config[name].kind, {})
+  if 'refiner' in config and config.grow.get('refiner') == 'frozen':
+    needed['refiner.model'] = 'model'
   if config.grow.get('classifier') == 'model':
     needed['classifier.model'] = 'model'
   if config.sampler.engine in ('vllm', 'sglang') or config.sampler.urls:

@@ -313,6 +313,14 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
     answer_reserve=max(32, config.grow.get('context_tokens', 0)), words=config.search.words, offered=offered)
 
 
+def answering_services(config: ConfigDict) -> list[str]:
+  """Returns the services that answers depend on; judges and readers of methods with `credit` serve training."""
+  method, settings = methods.find_method(config.method), dict(config.grow) | dict(config.eval.grow)
+  if not hasattr(method, 'credit'):
+    return list(getattr(method, 'SERVICES', ()))
+  return ['refiner'] if settings.get('refiner') == 'frozen' and 'refiner' in config else []
+
+
 def weights_folder(config: ConfigDict) -> pathlib.Path:
   """Returns where new weights are written for servers: a folder of this run alone."""
   if config.sampler.folder:
@@ -348,7 +356,8 @@ def open_chat_agent(config: ConfigDict, url: str, model: str, corpus: str = '') 
   from jaxsearch.tools.chat import Chat
   chat = Chat(url, model, timeout=300.0)  # a large model thinks for minutes
   server = ChatServer(chat, model, load_tokenizer(config), config.sampler.length, config.sampler.slots)
-  return make_agent(config, server, open_tools(config, corpus), **dict(config.eval.grow) | of_server(config))
+  tools = open_tools(config, corpus, services=answering_services(config))
+  return make_agent(config, server, tools, **dict(config.eval.grow) | of_server(config))
 
 
 def of_server(config: ConfigDict) -> dict[str, Any]:

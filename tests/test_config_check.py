@@ -74,6 +74,9 @@ def test_all_mistakes_are_named_at_once():
   ({'credit.level': 'trajectory'}, 'carl', "critic.enabled=True: credit.level='trajectory' sets no returns"),
   ({'credit.level': 'token'}, 'carl', "credit.level='token' with train.aggregate='step-mean' would read"),
   ({'grow.rewards': 'none'}, 'slate', "grow.rewards='none' rewards nothing"),
+  ({'critic.enabled': False}, 'carl', "credit.level='segment' needs critic.enabled=True"),
+  ({'credit.estimator': 'ppo'}, 'r_search', "credit.estimator='ppo' needs critic.enabled=True"),
+  ({'credit.whole': True}, 'slate', 'credit.whole=True compares whole chains: set grow.k=1, not 5'),
   ({'critic.enabled': True}, 'r_search', "critic.enabled=True: credit.estimator='grpo' sets no returns"),
 ])
 def test_fields_that_do_not_fit_together_stop_a_training_run_alone(changes, name, message):

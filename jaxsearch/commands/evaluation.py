@@ -190,6 +190,7 @@ def bench(config, flags) -> None:
   if missing := [name for name in names if ':' not in name and not flags.folder]:
     raise UsageError(f'--benchmarks={flags.benchmarks}: where is {missing[0]}? set --folder')
   sets = [question_sets.load(config, name, flags.folder, flags.limit) for name in names]
+  sets = list({one.name: one for one in sets}.values())  # '2wiki' is '2wikimultihopqa'
   if not flags.corpus and searched_corpus(config, flags):
     flags.corpus = question_sets.corpus_beside(config, sets, flags.folder)
   check_inputs(config, flags, policy=not flags.url)

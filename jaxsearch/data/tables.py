@@ -58,7 +58,7 @@ def rows(path: pathlib.Path) -> Iterator[dict]:
     message = f"{path}: reading tables needs the package 'pyarrow': pip install 'jaxsearch[tables]'"
     raise ImportError(message) from error
   try:
-    if path.is_file():
+    if not path.is_dir():  # pyarrow says so where there is none
       for batch in pyarrow.parquet.ParquetFile(path).iter_batches():
         yield from batch.to_pylist()
       return

@@ -7,7 +7,6 @@ from typing import Any
 import ml_collections
 
 from jaxsearch import setup
-from jaxsearch.methods import find_method
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
@@ -71,10 +70,7 @@ def open_agent(config: ml_collections.ConfigDict, checkpoint: str = '', corpus: 
   policy = policy or load_policy(config, checkpoint)
   engine = setup.open_engine(config, policy.config, policy.tokenizer)
   engine.load(policy.params)
-  method = find_method(config.method)
-  # The judges and readers of methods with `credit` serve training.
-  services = () if hasattr(method, 'credit') else getattr(method, 'SERVICES', ())
-  tools = setup.open_tools(config, corpus, services=services)
+  tools = setup.open_tools(config, corpus, services=setup.answering_services(config))
   return setup.make_agent(config, engine, tools, **dict(config.eval.grow) | changes)
 
 
@@ -92,11 +88,14 @@ def open_critic(config: ml_collections.ConfigDict,
     return None
   model_config = dataclasses.replace(model_config, dtype=config.dtype)
   value_step = steps.make_value_step(model_config, mesh=mesh, shared=True)
-  settings = ml_collections.ConfigDict(dict(config.train) | {'micro_rows': 1})
+  length = max(config.train.row_length, config.sampler.length)  # which may be that of the checkpoint
+  settings = ml_collections.ConfigDict(dict(config.train) | {'micro_rows': 1, 'row_length': length})
 
   def assess(trees: Sequence[Tree]) -> None:
     if trees := [tree for tree in trees if any(node.tokens for node in tree.nodes(Role.POLICY))]:
       packed = batches.pack(trees, mesh, settings, attention=model_config.attention)
-      batches.note(packed, value_step(params, packed.batch), 'values')
+      with transfer.issuing():  # beside them a writer may decode, on another thread
+        values = value_step(params, packed.batch)
+      batches.note(packed, values, 'values')
 
   return assess

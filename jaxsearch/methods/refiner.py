@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from jaxsearch.advantages import refinement_gain
-from jaxsearch.sampler.requests import Ask, Growth, Score, ToolFailure
+from jaxsearch.sampler.requests import Ask, Growth, Refused, Score, ToolFailure
 from jaxsearch.trees import templates
 from jaxsearch.trees.tree import Node, Role, Tree
 
@@ -29,7 +29,7 @@ def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_sha
   """Reviews the draft that ends with `leaf`: discriminator and trimmer. Arguments as of `search_r2.grow`.
 
   Returns the first flawed step (0: the draft is accepted) and the trimmer's probabilities [steps], whatever
-  the discriminator says; (0, None) if there is no room. Raises RuntimeError if a frozen refiner fails.
+  the discriminator says; (0, None) if there is no room. Raises Refused if a frozen refiner fails.
   """
   steps = len(steps_of(leaf))
   if refiner == 'random':
@@ -41,7 +41,7 @@ def review(tree: Tree, leaf: Node, *, threshold: float, refiner: str, random_sha
   score = Score(asked, replies)
   logprobs = yield score if refiner == 'policy' else Ask('refiner', score)
   if isinstance(logprobs, ToolFailure):
-    raise RuntimeError(f"grow.refiner='frozen': {logprobs.reason}")
+    raise Refused(f"grow.refiner='frozen': {logprobs.reason}")
   if None in logprobs:
     return 0, None
   totals = np.array([np.sum(of_reply) for of_reply in logprobs], np.float64)

@@ -21,7 +21,7 @@ from jaxsearch.methods.actions import ask_judge
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start
 from jaxsearch.rewards import judge
-from jaxsearch.sampler.requests import Growth
+from jaxsearch.sampler.requests import Growth, Refused
 from jaxsearch.trees.tree import Role, Tree
 
 BRANCHES = True
@@ -38,7 +38,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   alone, as the paper deploys it. configs/search_r2.py explains the other settings.
   """
   if max_turns < 1:
-    raise ValueError(f'grow.max_turns={max_turns}: it counts the spans of the actor, so at least 1')
+    raise Refused(f'grow.max_turns={max_turns}: it counts the spans of the actor, so at least 1')
   write = functools.partial(act, tree, max_tokens=max_tokens, max_response=max_response)
   regenerate = lambda steps, kept: write(steps[kept].parent, turns=max_turns - kept - 1)
   tree.metrics.update(found=0, revised=0, judge_unreadable=0)

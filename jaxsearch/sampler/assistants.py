@@ -80,6 +80,9 @@ class Scorer:
   engine: Engine
 
   def __call__(self, scores: Sequence[Score]) -> list[list[list[float] | None]]:
+    if any(score.node.tree.tokenizer.pieces() != self.engine.tokenizer.pieces() for score in scores[:1]):
+      raise ValueError('its tokenizer is another than the policy\'s')
+
     def grow(question: Question, tree: Tree) -> Growth[None]:
       score = scores[int(question.id)]
       path = tree.root.append(score.node.path_tokens(), Role.PROMPT)

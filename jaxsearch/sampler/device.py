@@ -55,10 +55,16 @@ class Device:
     """Copies arrays to where a program takes them."""
     return jax.device_put(tree, self._whole)
 
+  def allocate(self) -> None:
+    """Makes the cache unless it is there; not in `load`, whose caller still holds the parameters it gave."""
+    with transfer.issuing():
+      self._cache = self._allocate() if self._cache is None else self._cache
+
   def start_rollout(self) -> None:
     """Checks that there are parameters; empties the cache where the schedule is deterministic."""
     if self._params is None:
       raise ValueError('a rollout before Engine.load: there are no parameters')
+    self.allocate()
     if self.deterministic:
       self.forget()  # entries of an earlier rollout would match recomputed ones only up to rounding
     self.seconds_on_device = 0.0
@@ -88,7 +94,6 @@ class Device:
     self.unload()  # never two copies
     with transfer.issuing():  # the refiner's are loaded when asked, perhaps beside an update
       self._params = self._prepare(params)
-    self._cache = self._allocate() if self._cache is None else self._cache
     self.pools = self.pools or [Pool(self._pages) for _ in range(self.lanes)]
     self.forget()
 

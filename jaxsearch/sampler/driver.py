@@ -36,7 +36,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.parallel import memory
-from jaxsearch.sampler.requests import Growth, NoLogprobs, Request, Sampling, ToolFailure, Tools
+from jaxsearch.sampler.requests import Growth, Refused, Request, Sampling, ToolFailure, Tools
 from jaxsearch.tools.calls import Kind, one_line, paid
 from jaxsearch.trees.tree import Stop, Tree
 
@@ -252,7 +252,7 @@ class Schedule:
           self._take(episode)
       except StopIteration:
         self._finish_episode(episode)
-      except NoLogprobs:
+      except Refused:
         raise
       except Exception as error:
         name = episode.tree.question.id if episode.tree.question else episode.number

@@ -190,6 +190,7 @@ class Engine(Device):
 
   def compile_all(self, score: bool = False) -> None:
     """Compiles every program of `programs`; needs parameters."""
+    self.allocate()
     for _, compile_program in self.programs(score):
       compile_program()
     jax.block_until_ready(self._cache)

@@ -19,13 +19,24 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from jaxsearch.tools.calls import SEARCHES, TOOLS, Call, Kind, Request, Search, ToolFailure, Tools, failure_of
+from jaxsearch.tools.calls import (
+  SEARCHES,
+  TOOLS,
+  Call,
+  Kind,
+  Refused,
+  Request,
+  Search,
+  ToolFailure,
+  Tools,
+  failure_of,
+)
 from jaxsearch.tools.python_sandbox import RunPython
 from jaxsearch.trees.tree import Node, Role, Stop
 
 __all__ = [
-  'END', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Request', 'RunPython',
-  'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of']
+  'END', 'GREEDY', 'LENGTH', 'Ask', 'Call', 'Generate', 'Growth', 'NoLogprobs', 'Refused', 'Request',
+  'RunPython', 'Sampling', 'Score', 'Search', 'ToolFailure', 'Tools', 'failure_of']
 
 Growth = Generator[Request, Any, TypeVar('T')]  # what a generator function returns: `grow` a Growth[None]
 
@@ -34,7 +45,7 @@ LENGTH = 'length'  # `max_tokens` were generated
 # Beside these, `node.stop` is the stop string that was found, Stop.CONTEXT_FULL or Stop.DEADLINE.
 
 
-class NoLogprobs(ValueError):
+class NoLogprobs(Refused):
   """Raised where a method needs log-probabilities and the policy is behind a chat server."""
 
   def __init__(self):

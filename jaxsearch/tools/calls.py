@@ -28,6 +28,10 @@ class ToolFailure:
   fault: str = 'error'
 
 
+class Refused(ValueError):
+  """Raised in a `grow` for what the user has to mend: it is shown as it is, and ends the rollout."""
+
+
 def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
   """Returns the reply for a tool that raised; its name, if given, begins the reason."""
   fault = getattr(error, 'fault', None)

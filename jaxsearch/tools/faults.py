@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxsearch.data.questions import Question
+from jaxsearch.tools.calls import Refused
 from jaxsearch.tools.python_sandbox import CHARACTERS
 
 KINDS = ('working', 'empty', 'irrelevant', 'garbage')
@@ -18,7 +19,7 @@ def check(kind: str, question: Question) -> None:
   if kind not in KINDS:
     raise ValueError(f'fault={kind!r} is none of {", ".join(KINDS)}')
   if kind == 'irrelevant' and 'other' not in question.metadata:
-    raise ValueError("fault='irrelevant' shows what another question finds, so it needs several of a source")
+    raise Refused("fault='irrelevant' shows what another question finds, so it needs several of a source")
 
 
 def with_others(questions: Sequence[Question]) -> list[Question]:

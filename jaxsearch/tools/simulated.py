@@ -38,7 +38,7 @@ class Writer(Protocol):
     """
 
 
-class WriterError(RuntimeError):
+class WriterError(ValueError):
   """A writer's reply that holds no documents."""
   fault = 'malformed'
 

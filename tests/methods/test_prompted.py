@@ -199,7 +199,7 @@ def test_without_a_class_it_is_rag(settings, tmp_path):
 
 
 def test_a_classifier_that_fails_is_an_error(tmp_path):
-  with pytest.raises(RuntimeError, match="grow.classifier='model': gone"):
+  with pytest.raises(ValueError, match="grow.classifier='model': gone"):
     ask(adaptive_rag, tmp_path, [], classifier='model', asked=ToolFailure('gone'))
 
 

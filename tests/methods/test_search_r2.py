@@ -216,7 +216,7 @@ def test_a_frozen_refiner_is_asked_and_not_trained():
   tree.prune()
   # neither the review nor what was cut is in the rows
   assert [node.text for node in tree.nodes(Role.POLICY)] == [ONE, RIGHT]
-  with pytest.raises(RuntimeError, match="grow.refiner='frozen': there is no refiner"):
+  with pytest.raises(ValueError, match="grow.refiner='frozen': there is no refiner"):
     driving.drive([ONE, WRONG], grow=search_r2.grow, review='world', refiner='frozen',
                   asked=ToolFailure('there is no refiner'))
 

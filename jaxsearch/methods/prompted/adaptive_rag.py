@@ -9,7 +9,7 @@ import re
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import direct, ircot, rag, write
-from jaxsearch.sampler.requests import Ask, Growth, Score, ToolFailure
+from jaxsearch.sampler.requests import Ask, Growth, Refused, Score, ToolFailure
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.tree import Tree
 
@@ -32,7 +32,7 @@ def grow(question: Question, tree: Tree, *, classifier: str = 'policy', max_thou
     template = templates.files('prompted', prompts)['complexity']
     reply = yield Ask('classifier', templates.fill(template, question=asked))
     if isinstance(reply, ToolFailure):
-      raise RuntimeError(f"grow.classifier='model': {reply.reason}")
+      raise Refused(f"grow.classifier='model': {reply.reason}")
     letter = re.search(r'\b[ABC]\b', reply)
     route = ROUTES[letter[0]] if letter else None
   else:
