@@ -43,9 +43,6 @@ FIELDS = {
   'search.writer': ('world', 'chat', 'model'),
   'search.noise': SHARE,
   'search.noise_each': ('call', 'query'),
-  '*.noise_start': SHARE,
-  '*.noise_end': SHARE,
-  '*.noise_eval': SHARE,
   'search.writer_temperature': '>= 0',
   'search.price': '>= 0',
 
@@ -93,9 +90,6 @@ FIELDS = {
   'loss.entropy_coef': WEIGHT,
 
   '*.schedule': ('constant', 'cosine'),
-  '*.learning_rate': '>= 0',
-  '*.lr_warmup_updates': '>= 0',
-  '*.weight_decay': WEIGHT,
   'optim.b1': '>= 0 and < 1',
   'optim.b2': '>= 0 and < 1',
   'optim.eps': '> 0',
@@ -120,20 +114,12 @@ FIELDS = {
   'monitor.action': ('warn', 'stop'),
   'monitor.window': COUNT,
   'monitor.patience': COUNT,
-  'monitor.logprob_fall': '> 0',
-  'monitor.logprob_gap': '> 0',
+  **{f'monitor.{name}': '> 0' for name in ('logprob_fall', 'logprob_gap', 'entropy_high', 'kl', 'grad_norm')},
   'monitor.entropy_low': WEIGHT,
-  'monitor.entropy_high': '> 0',
-  'monitor.kl': '> 0',
   'monitor.length_fall': '> 1',
   'monitor.length_growth': '> 1',
-  'monitor.cut': SHARE,
-  'monitor.malformed': SHARE,
-  'monitor.groups_alike_wrong': SHARE,
-  'monitor.judge_gap': SHARE,
-  'monitor.repetition': SHARE,
-  'monitor.gibberish': SHARE,
-  'monitor.grad_norm': '> 0',
+  **{f'monitor.{name}': SHARE for name in (
+    'cut', 'malformed', 'groups_alike_wrong', 'judge_gap', 'repetition', 'gibberish')},
 
   'mesh.data': '= -1 or >= 1',
   'mesh.fsdp': '= -1 or >= 1',
@@ -142,52 +128,28 @@ FIELDS = {
   'distributed.process_id': '>= -1',
 
   # Of search, sampler, judge and reader.
-  '*.topk': COUNT,
   '*.timeout': '> 0',
-  '*.slots': COUNT,
   '*.length': '>= 2',
   '*.row_length': '>= 2',
   'reward': ('match', 'judge'),
   'judge.kind': ('world', 'local', 'chat'),
   'second_judge.kind': ('none', 'world', 'local', 'chat'),
-  '*.errors': SHARE,
-  '*.lenient': SHARE,
-  '*.concurrency': COUNT,
 
   # Arguments of `grow`, `credit` and `sizes`. Your method's need a rule where finite is not enough.
   '*.grammar': ('tags', 'hermes', 'qwen3_coder', 'llama3', 'auto'),
   '*.malformed': ('reply', 'end'),
   '*.fold': ('never', 'oldest', 'summary'),
-  '*.fold_at': SHARE,
-  '*.fold_tokens': COUNT,
-  '*.max_turns': '>= 0',
-  '*.max_tokens': COUNT,
-  '*.max_segments': COUNT,
-  '*.context_tokens': COUNT,
   '*.fault': ('working', 'empty', 'irrelevant', 'garbage'),
-  '*.max_revisions': '>= 0',
-  '*.max_response': COUNT,
   '*.refiner': ('policy', 'frozen', 'random'),
-  '*.random_share': SHARE,
-  '*.probe': SHARE,
-  '*.k': COUNT,
-  '*.budget': COUNT,
   '*.eta': '> 0',
-  '*.early_bonus': WEIGHT,
-  '*.branches': '>= 0',
-  '*.extra': '>= 0',
-  '*.success': SHARE,
   '*.rewards': ('judge', 'outcome', 'completed', 'final', 'none'),
   'credit.process_unsearched': SHARE,
   'credit.gamma': SHARE,
   'credit.lam': SHARE,
   'credit.level': ('segment', 'token', 'trajectory'),
   'credit.estimator': ('grpo', 'ppo'),
-  'credit.evidence_weight': WEIGHT,
-  'credit.gamma_evidence': WEIGHT,
-  'credit.gamma_answer': WEIGHT,
-  'credit.key_weight': WEIGHT,
-  'credit.weight': WEIGHT,
+  **{f'credit.{name}': WEIGHT for name in (
+    'evidence_weight', 'gamma_evidence', 'gamma_answer', 'key_weight', 'weight')},
   'credit.strategy': ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti', 'within'),
   'credit.keep': COUNT,
   'credit.max_depth': COUNT,
@@ -199,41 +161,23 @@ FIELDS = {
   'sizes.prior': SHARE,
   'sizes.strength': '> 0',
 
-  # configs/prompted.
-  **{f'*.{name}': COUNT for name in (
-    'rounds', 'max_thoughts', 'max_documents', 'document_tokens', 'summary_tokens', 'look_ahead',
-    'max_sentences', 'max_searches', 'extract_tokens', 'reasoning_tokens', 'max_steps')},
-  '*.search_below': SHARE,
-  '*.mask_below': SHARE,
   '*.classifier': ('policy', 'model'),
 
   # configs/carl.py: the warm-up of a critic.
-  'critic_warmup.questions': COUNT,
-  'critic_warmup.tier_rollouts': COUNT,
-  'critic_warmup.tool_optional_share': SHARE,
+  **{f'critic_warmup.{name}': COUNT for name in (
+    'questions', 'tier_rollouts', 'clusters', 'source_clusters.gsm8k', 'max_updates', 'check_every')},
+  **{f'critic_warmup.{name}': SHARE for name in (
+    'tool_optional_share', 'tier_2_share', 'second_share', 'gate.auc', 'gate.sign')},
   'critic_warmup.tool_optional_tiers': '= 1 or = 2',
   'critic_warmup.trajectories': '>= 2',
-  'critic_warmup.tier_2_share': SHARE,
-  'critic_warmup.second_share': SHARE,
-  'critic_warmup.clusters': COUNT,
-  'critic_warmup.source_clusters.gsm8k': COUNT,
   'critic_warmup.held_out': '> 0 and < 1',
   'critic_warmup.trees': '>= 4',  # one of each bucket
   'critic_warmup.head_rate': '> 0',
   'critic_warmup.backbone_rate': '>= 0',
   'critic_warmup.min_updates': '>= 0',
-  'critic_warmup.max_updates': COUNT,
-  'critic_warmup.check_every': COUNT,
-  'critic_warmup.gate.auc': SHARE,
-  'critic_warmup.gate.sign': SHARE,
   'critic_warmup.gate.explained': '<= 1',
 
-  # configs/smollm2_wiki.py.
-  **{f'*.{kind}': '>= 0' for kind in ('one_passage', 'bridge', 'free_text', 'composed', 'described', 'HotpotQA')},
   # configs/world_policy.py and world_beds.py: their stages, and the shares of what a stage trains on.
-  '*.updates': COUNT,
-  '*.rows': COUNT,
-  '*.hops': COUNT,
   'gate.em': SHARE,
   'growing.group_size': COUNT,
   'growing.steps': COUNT,
@@ -242,11 +186,21 @@ FIELDS = {
   'reading.whole': SHARE,
   'reader.whole': SHARE,
   '*.sharpen': '> 0',
-  **{f'*.{share}': SHARE for share in (
-    'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise', 'reviews',
-    'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost',
-    'wrong', 'repeat', 'em_most')},
   **{f'carl.gate.{figure}': SHARE for figure in ('by_heart', 'guessed', 'best')},
+
+  # Of any group.
+  **{f'*.{name}': COUNT for name in (
+    'topk', 'slots', 'concurrency', 'fold_tokens', 'max_tokens', 'max_segments', 'context_tokens', 'max_response', 'k',
+    'budget', 'updates', 'rows', 'hops', 'rounds', 'max_thoughts', 'max_documents', 'document_tokens', 'summary_tokens',
+    'look_ahead', 'max_sentences', 'max_searches', 'extract_tokens', 'reasoning_tokens', 'max_steps')},
+  **{f'*.{name}': SHARE for name in (
+    'noise_start', 'noise_end', 'noise_eval', 'errors', 'lenient', 'fold_at', 'random_share', 'probe', 'success',
+    'search_below', 'mask_below', 'passages', 'retellings', 'drills', 'renamed', 'at_once', 'one_search', 'evidence', 'noise',
+    'reviews', 'statements', 'closed_book', 'forced', 'episodes', 'searches', 'answers', 'one_call', 'lost', 'wrong',
+    'repeat', 'em_most')},
+  **{f'*.{name}': '>= 0' for name in (
+    'learning_rate', 'lr_warmup_updates', 'max_turns', 'max_revisions', 'branches', 'extra', 'weight_decay', 'early_bonus',
+    'one_passage', 'bridge', 'free_text', 'composed', 'described', 'HotpotQA')},
 }  # fmt: skip
 
 # {field: (the field that chooses a back end, engine or judge, its choices that do not read the field)}. It is a mistake to

@@ -113,12 +113,13 @@ start() {  # start NAME PORT COMMAND …: a server beside the job that does not 
     exit 2
   fi
   setsid "$@" &  # a signal to the job is not for it: the step in hand may need it
-  local server=$!
+  local server=$! last=$((SECONDS + 3600))
   beside[$name]=$server
   until no_proxy=127.0.0.1 "$PYTHON" -c 'import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=5)' \
       "http://127.0.0.1:$port/health" 2> /dev/null; do
     if [ -n "$stopped" ]; then exit 143; fi
     kill -0 "$server" 2> /dev/null || { echo "run.sh: $name ended before it answered: $*" >&2; exit 2; }
+    [ "$SECONDS" -lt "$last" ] || { echo "run.sh: $name did not answer within an hour: $*" >&2; exit 2; }
     sleep 1
   done
 }

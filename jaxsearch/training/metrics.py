@@ -11,7 +11,6 @@ history from metrics.jsonl, so its alarms are those of a run that was never stop
 
 import collections
 import contextlib
-import hashlib
 import importlib
 import math
 import os
@@ -20,6 +19,7 @@ import re
 import statistics
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +29,7 @@ import psutil
 from ml_collections import ConfigDict
 
 from jaxsearch.config_check import to_saved
+from jaxsearch.files import write_whole
 from jaxsearch.parallel import targets, transfer
 from jaxsearch.sampler import requests
 from jaxsearch.training import checkpoint, rollout_file, row_files
@@ -332,11 +333,19 @@ def open_log(out: pathlib.Path, last_step: int,
 
 def _open_tracker(name: str, out: pathlib.Path, config: ConfigDict):
   """Opens the run of a service; a run that is resumed in the folder `out` is resumed there too."""
-  label = f'{out.name}-{hashlib.sha256(str(out).encode()).hexdigest()[:8]}'  # trackio knows it
+  path = out / 'tracked_as'  # a new run in the place of one that was deleted is another for the service
+  if not path.exists():
+    write_whole(path, f'{out.name}-{uuid.uuid4().hex[:8]}')
+  label = path.read_text(encoding='utf-8')  # trackio knows it
   identity = {'id': label} if name == 'wandb' else {}
   os.environ.setdefault('WANDB__DISABLE_META', 'true')  # else it keeps the command line, with its secrets
-  return importlib.import_module(name).init(
-    project='jaxsearch', name=label, config=to_saved(config), resume='allow', **identity)
+  try:
+    return importlib.import_module(name).init(
+      project='jaxsearch', name=label, config=to_saved(config), resume='allow', **identity)
+  except Exception as error:
+    if type(error).__name__ != 'UsageError':
+      raise
+    raise ValueError(f'log={name!r}: {error}') from error  # wandb without a key
 
 
 def tag(name: str, row: Mapping) -> str:

@@ -53,7 +53,8 @@ FREE_FIELDS = (
   'train.micro_rows', 'train.chunk', 'remat', 'attention', 'search.url', 'search.timeout',
   'search.max_failed_steps', 'optim.max_skipped', 'sampler.urls', 'sampler.timeout', 'sampler.folder',
   'sampler.release', 'judge.url', 'judge.timeout', 'judge.concurrency', 'second_judge.url',
-  'second_judge.timeout', 'second_judge.concurrency', 'python.workers', 'xla_deterministic', 'monitor',
+  'second_judge.timeout', 'second_judge.concurrency', 'judge.slots', 'second_judge.slots', 'reader.slots',
+  'refiner.slots', 'python.workers', 'xla_deterministic', 'monitor',
   'critic_warmup.gate', 'critic_warmup.min_updates', 'critic_warmup.max_updates')
 
 # A restarted job would fail on these again; other faults of disks and networks may have passed.
@@ -124,8 +125,8 @@ class RunFolder(contextlib.ExitStack):
     if self.config.tokenizer or not registry.is_shipped(self.config.model):
       # The checkpoint carries its tokenizer: loading one opens no path that its config names.
       self._about['tokenizer'] = setup.load_tokenizer(self.config).to_json()
+    self._check_record()
     if jax.process_index() == 0:
-      self._check_record()
       write_json(self.out / 'config.json', self._about['config'])
       self._log = self.enter_context(metrics.open_log(self.out, last, self.config))
       if last:
@@ -145,7 +146,7 @@ class RunFolder(contextlib.ExitStack):
 
   def _check_record(self) -> None:
     """Raises ValueError where a new run would empty the record of one whose checkpoints are gone."""
-    steps = [row['step'] for row in row_files.read(self.out / 'metrics.jsonl')] if not self.last_step else []
+    steps = [row['step'] for row in self.rows()] if not self.last_step else []
     if len(steps) > 2 * self.config.checkpoint_every:  # one that was killed during its first save goes on
       raise ValueError(f'{self.out} has the record of {max(steps)} steps, but no checkpoint: use another out '
                        'folder, or delete metrics.jsonl')
@@ -156,7 +157,7 @@ class RunFolder(contextlib.ExitStack):
     self._signal = number
 
   def rows(self) -> list[dict]:
-    """Reads the rows of metrics so far, the same in every process; call it after `start`."""
+    """Reads the rows of metrics so far, the same in every process."""
     rows = row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None
     return transfer.broadcast(rows)
 

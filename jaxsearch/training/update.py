@@ -31,7 +31,7 @@ def policy_params(learner: Learner) -> dict:
 def prepare(learner: Learner, step: int) -> Agent:
   """Returns the agent with the newest parameters; a simulated search hears how far training is."""
   agent = learner.agent
-  agent.engine.unload()  # the old ones go before the new ones come
+  agent.engine.unload(cache=learner.releases)  # the old go before the new come
   agent.engine.load(transfer.local(policy_params(learner)))  # it takes copies: updates overwrite these
   if hasattr(agent.tools.search, 'set_step'):
     agent.tools.search.set_step(step, learner.config.steps)

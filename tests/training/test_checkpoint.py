@@ -64,7 +64,8 @@ def changed(**changes):
 
 
 def test_what_may_change_between_start_and_resume():
-  config = changed(steps=7, out='elsewhere', checkpoint_every=3, mesh__fsdp=4, train__micro_rows=2, eval__every=5)
+  config = changed(steps=7, out='elsewhere', checkpoint_every=3, mesh__fsdp=4, train__micro_rows=2, eval__every=5,
+                   judge__slots=4)
   assert run_folder.check_same_run(base.get_config().to_dict(), config) is None
 
 

@@ -298,6 +298,26 @@ def told(monkeypatch):
   return told
 
 
+def test_a_new_run_where_another_was_is_another_for_the_service(told, config):
+  config.log = ('wandb',)
+  for _ in range(2):
+    with run_folder.RunFolder(config, shown=()) as run:
+      run.start()
+    shutil.rmtree(config.out)
+  first, second = (call[1]['id'] for call in told if call[0] == 'init')
+  assert first != second
+
+
+def test_a_service_without_its_key_is_a_mistake_of_the_user(told, config, monkeypatch):
+  def init(**settings):
+    raise type('UsageError', (Exception,), {})('no API key')
+
+  monkeypatch.setattr('wandb.init', init)
+  config.log = ('wandb',)
+  with pytest.raises(ValueError, match="log='wandb': no API key"), run_folder.RunFolder(config, shown=()) as run:
+    run.start()
+
+
 @pytest.mark.parametrize('name', ['wandb', 'trackio'])
 def test_a_service_is_told_what_tensorboard_is_told_but_no_secrets(told, config, tmp_path, name):
   config.checkpoint_every, config.log, config.search.url = 100, (name,), 'http://me:p4ss@host/?api_key=k3y'
