@@ -45,10 +45,10 @@ def main():
     name, _, config.sampler.urls = given.partition('=')
     config.sampler.engine = name
     engine = setup.open_engine(config, policy.config, policy.tokenizer)
-    engine.load(policy.params)
     agent = setup.make_agent(config, engine, tools)
-    trees, _ = rollout(agent, questions, jax.random.key(0), sampling=GREEDY)
-    _, metrics = rollout(agent, questions, jax.random.key(0), sampling=GREEDY)
+    for _ in range(2):  # the second counts; new weights empty caches
+      engine.load(policy.params)
+      trees, metrics = rollout(agent, questions, jax.random.key(0), sampling=GREEDY)
     first = first or trees
     equal = [(ours, theirs) for ours, theirs in zip(first, trees, strict=True) if spans(ours) == spans(theirs)]
     gaps = np.abs(np.subtract(*(logprobs(side) for side in zip(*equal)))) if equal else np.nan

@@ -41,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import hadamard
 
+from benchmarks.train_step import best_seconds
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.data.sources import load_corpus, load_questions
@@ -133,6 +134,7 @@ def least_seconds(turns, flops_rate, byte_rate):
   """Time for the rollouts if each step were bound by its arithmetic or its memory traffic alone, whichever is longer."""
   width, size = CONFIG.num_heads * CONFIG.head_dim, jnp.dtype(CONFIG.dtype).itemsize
   weights = sum(x.size for x in jax.tree.leaves(jax.eval_shape(lambda: initial_params(CONFIG, jax.random.key(0)))))
+  weights -= 0 if CONFIG.tie_embeddings else CONFIG.vocab_size * CONFIG.hidden_size  # looked up, not multiplied
   body = weights - CONFIG.vocab_size * CONFIG.hidden_size
 
   def step(tokens, context, projected):
@@ -179,12 +181,8 @@ def products_seconds(params, chunks, length, context, projected, repeats=3):
 
   zeros = functools.partial(jnp.zeros, dtype=params['embedding'].dtype)
   cache = [(zeros((chunks, K, h, context)), zeros((chunks, K, context, h))) for _ in range(CONFIG.num_layers)]
-  x, seconds = zeros((rows, D)), []
-  for _ in range(repeats + 1):
-    start = time.perf_counter()
-    jax.block_until_ready(run(params, cache, x))
-    seconds.append(time.perf_counter() - start)
-  return min(seconds[1:]) / steps
+  x = zeros((rows, D))
+  return best_seconds(lambda: jax.block_until_ready(run(params, cache, x)), repeats) / steps
 
 
 def make_engine(params, length, **settings):

@@ -14,12 +14,12 @@ and seconds, separate rows over trees.
 import argparse
 import dataclasses
 import json
-import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.train_step import best_seconds
 from jaxsearch.data.questions import Question
 from jaxsearch.models.architecture import DecoderConfig, initial_params
 from jaxsearch.parallel import mesh as meshes
@@ -108,13 +108,8 @@ def main():
 
   def run(rows: TrainingRows):
     batch = jax.tree.map(jnp.asarray, batches.make_batch(rows, 1))
-    found = jax.block_until_ready(gradients(params, batch))
-    seconds = []
-    for _ in range(args.repeats):
-      start = time.perf_counter()
-      jax.block_until_ready(gradients(params, batch))
-      seconds.append(time.perf_counter() - start)
-    return found, min(seconds), int(rows.real.sum())
+    seconds = best_seconds(lambda: jax.block_until_ready(gradients(params, batch)), args.repeats)
+    return gradients(params, batch), seconds, int(rows.real.sum())
 
   trees, tree_seconds, tree_tokens = run(as_trees)
   rows, row_seconds, row_tokens = run(as_rows)

@@ -13,8 +13,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.model = 'Qwen3-8B'
   config.out = 'runs/browsecomp_plus'
   config.dtype = 'bfloat16'

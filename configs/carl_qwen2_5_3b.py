@@ -10,8 +10,7 @@ from configs import carl_qwen2_5_7b
 
 
 def get_config():
-  config = carl_qwen2_5_7b.get_config()
-  config.unlock()
+  config = carl_qwen2_5_7b.get_config().unlock()
   config.model = 'Qwen2.5-3B-Instruct'
   config.out = 'runs/carl_qwen2_5_3b'
   config.critic_warmup.tier_2_share = 0.35  # table 4

@@ -21,8 +21,7 @@ MORE = 'musique:musique_ans_v1.0_train.jsonl'  # for the critic's warm-up; the p
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   config.method = 'carl'
   config.model = 'Qwen2.5-7B-Instruct'
   config.out = 'runs/carl_qwen2_5_7b'

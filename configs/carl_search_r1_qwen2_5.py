@@ -19,8 +19,7 @@ from configs import carl
 
 def get_config(name: str = 'ppo_7b'):
   algorithm, size = name.split('_')
-  config = importlib.import_module(f'configs.carl_qwen2_5_{size}').get_config()
-  config.unlock()
+  config = importlib.import_module(f'configs.carl_qwen2_5_{size}').get_config().unlock()
   config.out = f'runs/carl_search_r1_{name}'
   config.grow = config_dict.create(template='search_r1', chat=True, max_turns=7, max_tokens=2048)
   config.train.update(aggregate='token-mean', row_length=config.sampler.length)

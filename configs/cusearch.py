@@ -13,8 +13,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'cusearch'
   config.out = 'runs/cusearch'
   config.steps = 100

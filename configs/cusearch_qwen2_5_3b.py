@@ -17,8 +17,7 @@ from configs import cusearch, search_r1_grpo_qwen2_5_3b
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   config.method = 'cusearch'
   config.out = 'runs/cusearch_qwen2_5_3b'
   config.steps = 203

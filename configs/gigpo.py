@@ -9,8 +9,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'gigpo'
   config.out = 'runs/gigpo'
   config.steps = 200

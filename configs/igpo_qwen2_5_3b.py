@@ -12,8 +12,7 @@ from configs import igpo, search_r1_grpo_qwen2_5_3b
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   ours = igpo.get_config()
   config.method = 'igpo'
   config.model = 'Qwen2.5-3B-Instruct'

@@ -9,8 +9,7 @@ from configs import r_search
 
 
 def get_config():
-  config = r_search.get_config()
-  config.unlock()
+  config = r_search.get_config().unlock()
   config.out = 'runs/r_search_ppo'
   config.credit.estimator = 'ppo'
   config.critic.update(enabled=True, learning_rate=1e-3, lr_warmup_updates=5)

@@ -12,8 +12,7 @@ from configs import r_search_qwen2_5_3b
 
 
 def get_config():
-  config = r_search_qwen2_5_3b.get_config()
-  config.unlock()
+  config = r_search_qwen2_5_3b.get_config().unlock()
   config.out = 'runs/r_search_ppo_qwen2_5_3b'
   config.credit.estimator = 'ppo'
   config.critic.update(enabled=True, learning_rate=1e-5, lr_warmup_updates=48)  # 0.05 of 975

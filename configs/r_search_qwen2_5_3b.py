@@ -26,8 +26,7 @@ from configs import r_search, search_r1_grpo_qwen2_5_3b
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   config.method = 'r_search'
   config.model = 'Qwen2.5-3B-Instruct'
   config.out = 'runs/r_search_qwen2_5_3b'

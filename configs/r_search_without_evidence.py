@@ -7,8 +7,7 @@ from configs import r_search
 
 
 def get_config():
-  config = r_search.get_config()
-  config.unlock()
+  config = r_search.get_config().unlock()
   config.out = 'runs/r_search_without_evidence'
   config.grow.template = 'world'           # Search-R1's; for other models 'r_search_without_evidence'
   config.credit.evidence_weight = 0.0

@@ -10,8 +10,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'research'
   config.out = 'runs/research'
   config.steps = 200

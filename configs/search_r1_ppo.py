@@ -12,8 +12,7 @@ from configs import base, carl
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'search_r1_ppo'
   config.out = 'runs/search_r1_ppo'
   config.steps = 200

@@ -11,8 +11,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'search_r2'
   config.model = 'world-review'
   config.out = 'runs/search_r2'

@@ -16,8 +16,7 @@ from configs import search_r1_grpo_qwen2_5_3b, search_r2
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   config.method = 'search_r2'
   config.model = 'Qwen2.5-7B'
   config.out = 'runs/search_r2_qwen2_5_7b'

@@ -11,8 +11,7 @@ from configs import slate_qwen2_5_7b
 
 
 def get_config():
-  config = slate_qwen2_5_7b.get_config()
-  config.unlock()
+  config = slate_qwen2_5_7b.get_config().unlock()
   config.model = 'Qwen2.5-3B'
   config.out = 'runs/slate_qwen2_5_3b'
   return config.lock()

@@ -14,8 +14,7 @@ from configs import search_r1_grpo_qwen2_5_3b, slate
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   config.method = 'slate'
   config.model = 'Qwen2.5-7B'
   config.out = 'runs/slate_qwen2_5_7b'

@@ -26,8 +26,7 @@ TEMPLATES = {name: name for name in ('r1', 'r_search_without_evidence', 'step_se
 def get_config(name: str = 'search_r1_grpo'):
   name, _, preset = name.partition(':')
   prompted = name.startswith('prompted.')
-  config = importlib.import_module(f'configs.{name}').get_config(*[preset or 'paper'] * prompted)
-  config.unlock()
+  config = importlib.import_module(f'configs.{name}').get_config(*[preset or 'paper'] * prompted).unlock()
   config.out = f'runs/{name}_smollm2'
   config.model = 'SmolLM2-135M-Instruct.Q4_1.gguf'
   config.folder = 'data'

@@ -18,8 +18,7 @@ from configs import base
 
 
 def get_config(stage: str = 'chains'):
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.model = 'smollm2-wiki-reading'
   config.folder, config.made = 'data', 'runs/smollm2_wiki/made'
   config.squad = ''     # questions about free text: a file in SQuAD's format, such as its train-v1.1.json

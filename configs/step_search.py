@@ -11,8 +11,7 @@ from configs import search_r1_ppo
 
 
 def get_config():
-  config = search_r1_ppo.get_config()
-  config.unlock()
+  config = search_r1_ppo.get_config().unlock()
   config.method = 'step_search'
   config.out = 'runs/step_search'
   config.credit = config_dict.create(

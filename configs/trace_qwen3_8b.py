@@ -10,8 +10,7 @@ from configs import trace, tree_grpo_qwen2_5_3b
 
 
 def get_config():
-  config = tree_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = tree_grpo_qwen2_5_3b.get_config().unlock()
   ours = trace.get_config()
   config.method = 'trace'
   config.model = 'Qwen3-8B'

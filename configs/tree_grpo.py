@@ -9,8 +9,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'tree_grpo'
   config.out = 'runs/tree_grpo'
   config.steps = 200

@@ -12,8 +12,7 @@ from configs import search_r1_grpo_qwen2_5_3b, tree_grpo
 
 
 def get_config():
-  config = search_r1_grpo_qwen2_5_3b.get_config()
-  config.unlock()
+  config = search_r1_grpo_qwen2_5_3b.get_config().unlock()
   ours = tree_grpo.get_config()
   config.method = 'tree_grpo'
   config.out = 'runs/tree_grpo_qwen2_5_3b'

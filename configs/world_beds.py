@@ -12,8 +12,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.out = 'runs/beds'
   config.grow.max_turns = 3  # and a last span: hops + 1 spans of the actor
   config.optim.update(lr_warmup_updates=10, b2=0.98, weight_decay=0.05)

@@ -13,8 +13,7 @@ from configs import base
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.model = 'random:world-tiny'
   config.out = 'runs/world_policy'
   config.optim.update(lr_warmup_updates=40, b2=0.98, weight_decay=0.05)

@@ -15,8 +15,7 @@ from configs import base, cusearch
 
 
 def get_config():
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = 'cusearch'
   config.out = 'runs/zerosearch'
   config.steps = 100

@@ -12,7 +12,6 @@ whose gold answer stands in a passage that is about the question. All is a funct
 import collections
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 import re
@@ -27,7 +26,6 @@ from jaxsearch.data.corpus import words as words_of
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.data.sources import load_corpus
-from jaxsearch.files import write_whole
 from jaxsearch.methods.actions import written
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
@@ -151,10 +149,8 @@ def write(config: ml_collections.ConfigDict, out: str | pathlib.Path, number: in
   exchanged = lookups.exchange(documents, config.seed, settings.words)
   texts, read = reading.read(config.squad, settings.words, config.seed) if config.squad else ([], [])
   others, asked = hotpotqa.read(config.hotpotqa, settings.words, config.seed) if config.hotpotqa else ([], [])
-  passages = [{'id': one.id, 'contents': join_contents(one.title, one.text)}
-              for one in [*exchanged, *texts, *others]]
-  lines = [json.dumps(passage, ensure_ascii=False) + '\n' for passage in passages]
-  write_whole(out / 'corpus.jsonl', ''.join(lines))
+  row_files.write(out / 'corpus.jsonl', ({'id': one.id, 'contents': join_contents(one.title, one.text)}
+                                         for one in [*exchanged, *texts, *others]))
   made = [*lookups.make(exchanged, config.seed, settings.words), *read, *compose(read), *asked]
   own = setup.load_questions(config, config.data.questions)
   for name, held in (('questions', False), ('held_out', True)):

@@ -85,10 +85,12 @@ def warm_up(given, name, folder) -> None:
   twin = MAIN if config.critic_warmup.curated or name == RANDOM else RANDOM
   if name != MAIN:
     (folder / name).mkdir(parents=True, exist_ok=True)
-    for file in ('closed_book.jsonl', *(['rollouts.jsonl'] if name != RANDOM else [])):
+    for file in ('closed_book.jsonl', *(['chosen.jsonl', 'rollouts.jsonl'] if name != RANDOM else [])):
       if (folder / name / file).exists():
         continue
       rows = row_files.read(folder / twin / file)
+      if not rows and file != 'chosen.jsonl':
+        raise FileNotFoundError(f'{folder / twin / file}: gone; take the row of {twin!r} out too')
       if name == SHUFFLED and file == 'rollouts.jsonl':
         rewards = np.random.default_rng(0).permutation([row['reward'] for row in rows]).tolist()
         rows = [row | {'reward': reward} for row, reward in zip(rows, rewards)]

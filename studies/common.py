@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import datetime
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -161,14 +162,15 @@ def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
   full = next(iter(sizes))
   parser = argparse.ArgumentParser(prog=f'python -m studies.{name}')
   parser.add_argument('--size', choices=sizes, default=full)
-  parser.add_argument('--out', help=f'folder for its rows; {RUNS}, or runs/studies for another size or bed')
+  parser.add_argument('--out', help=f'folder for its rows; {RUNS}, or one in runs/studies for another size or bed')
   for flag, default in options.items():
     parser.add_argument(f'--{flag}', default=default)
   given = parser.parse_args(arguments)
-  ours = given.size == full and all(getattr(given, flag) == default for flag, default in options.items())
+  others = [value for flag, default in options.items() if (value := getattr(given, flag)) != default]
   jax.config.update('jax_compilation_cache_dir', jax.config.jax_compilation_cache_dir or '.jax_cache')
   vars(given).update(sizes[given.size])
-  out = given.out or (RUNS if ours else 'runs/studies')
+  chosen = re.sub('[^a-zA-Z0-9.-]+', '_', ' '.join([given.size, *others]))
+  out = given.out or (RUNS if chosen == full else f'runs/studies/{chosen}')
   try:
     print(study(given, pathlib.Path(out) / f'{name}.jsonl'))
   except FileNotFoundError as missing:

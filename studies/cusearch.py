@@ -48,8 +48,7 @@ def cosine(a, b) -> float:
 
 def measure(given, depth, hops) -> dict:
   """Returns the figures of a start and a number of hops, by batch."""
-  config = method_config.get_config()
-  config.unlock()
+  config = method_config.get_config().unlock()
   number = given.batches * given.questions
   config.sampler.length = 1024
   questions = common.paths('world:rl', [hops])[-number:]
@@ -98,8 +97,7 @@ def measure(given, depth, hops) -> dict:
 
 def control(given, own, noise) -> dict:
   """Returns the EM of the deepest start on three hops: reading gold chains, or among random documents."""
-  config = method_config.get_config()
-  config.unlock()
+  config = method_config.get_config().unlock()
   config.search.noise = noise
   bed = common.open_bed(config, common.paths('world:rl', [3])[-given.batches * given.questions:],
                         given.start or start_of(given.run, STARTS[-1]))

@@ -57,7 +57,7 @@ def study(given, path) -> str:
     with run.config.unlocked():
       run.config.steps = given.steps or run.config.steps
       run.config.eval.number = given.held_out or run.config.eval.number
-    out = run.out.parent.parent / 'rejection-sft' / str(run.seed)
+    out = run.out.parent.parent / f'rejection-sft-{given.size}' / str(run.seed)
     parts[f'rejection-sft/{run.seed}'] = functools.partial(measure, run.config, run.seed, out)
   rows = common.measured(path.with_name('systems_trained.jsonl'), parts)
   return common.table([{'run': name, 'right chains': row['demonstrations'], 'tokens': row['tokens'][-1],

@@ -154,8 +154,7 @@ def terms(accept, cuts, gains, rewards) -> dict[str, verdicts.Estimate]:
 
 def study(given, out) -> str:
   """Measures what is missing and returns the tables."""
-  config = method_config.get_config()
-  config.unlock()
+  config = method_config.get_config().unlock()
   config.model, config.grow.max_turns, config.sampler.length = given.actor, HOPS + 1, 1024  # with reviews
   config.refiner.update(model=given.reviewer, slots=32)
   questions = common.paths('world:rl', [HOPS])[FIRST:][:given.number]

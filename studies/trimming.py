@@ -53,8 +53,7 @@ def review(question, tree, *, texts):
 
 def study(given, out) -> str:
   """Measures what is missing and returns the tables."""
-  config = method_config.get_config()
-  config.unlock()
+  config = method_config.get_config().unlock()
   config.model, config.grow.max_turns, config.sampler.length = given.actor, HOPS + 1, 1024  # with reviews
   asked = common.paths('world:test', [HOPS])[:given.number]
   notes = lambda checkpoint, own: [tree.root.data['notes'] for tree, in common.grow(
@@ -65,7 +64,8 @@ def study(given, out) -> str:
   reviews = lambda checkpoint: {'reviews': notes(checkpoint, reread)}
   parts = {'at the start': functools.partial(reviews, '')}
   for run in (run for run in sweep.plan(grid.get_config()) if run.variant in ROWS):
-    for path in sorted((run.out / 'checkpoints').glob('[0-9]*'), key=lambda path: int(path.name)):
+    saved = [path for path in (run.out / 'checkpoints').glob('*') if path.name.isdecimal()]
+    for path in sorted(saved, key=lambda path: int(path.name)):
       parts[f'{run}, step {path.name}'] = functools.partial(reviews, str(path))
   rows = common.measured(out, parts, others=True)
   del rows['drafts']
@@ -88,6 +88,8 @@ def report(drafts, rows) -> str:
     name: common.interval(verdicts.estimate(np.stack(list(of.values()))), 100) for name, of in terms.items()}
     for (variant, step), terms in cells.items()]
   last = max((step for _, step in cells), key=lambda step: int(step.split()[-1]))
+  if missing := {(JOINT, last), (APART, last)} - cells.keys():
+    raise FileNotFoundError(f'{sorted(missing)}: no such run of configs/claims/search_r2.py')
 
   def gap(name, other):  # paired by seed, since rows come in the order of measurement
     ours, others = (cells[variant, last][name] for variant in (JOINT, other))

@@ -10,8 +10,7 @@ from configs.claims import slate
 
 
 def get_config():
-  config = slate.get_config()
-  config.unlock()
+  config = slate.get_config().unlock()
   config.title = 'SLATE: its tables on the embedded world'
   config.variants = {
     # Tables 1 and 3.

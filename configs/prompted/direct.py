@@ -25,8 +25,7 @@ def prompted(method: str, preset: str, *, paper: Mapping, flashrag: Mapping, **g
   presets = {'': {}, 'paper': paper, 'flashrag': flashrag}
   if preset not in presets:
     raise ValueError(f'there is no preset {preset!r}: leave it out, or take paper or flashrag')
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.method = f'prompted.{method}'
   config.out = f'runs/{method}'
   config.search.topk = 1  # of several documents the shipped policy often reads the wrong one

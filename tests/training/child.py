@@ -112,8 +112,7 @@ def halves_method() -> types.ModuleType:
 
 
 def get_config(folder: pathlib.Path, out: str):
-  config = base.get_config()
-  config.unlock()
+  config = base.get_config().unlock()
   config.out, config.progress, config.method, config.model = out, False, 'toy', str(folder / 'model')
   config.data.questions, config.data.corpus = str(folder / 'questions.jsonl'), str(folder / 'corpus.jsonl')
   config.eval.questions, config.eval.number = str(folder / 'questions.jsonl'), 6
@@ -147,8 +146,7 @@ def warmup_config(config):
 
 def shipped_config(name: str, out: str):
   """A config of configs/ as it is, but for two small steps. Questions come back in the second."""
-  config = importlib.import_module(f'configs.{name}').get_config()
-  config.unlock()
+  config = importlib.import_module(f'configs.{name}').get_config().unlock()
   config.out, config.progress, config.steps, config.checkpoint_every, config.eval.every = out, False, 2, 2, 0
   config.questions_per_step, config.group_size, config.data.number = 3, min(config.group_size, 3), 3
   config.sampler.slots = 8

@@ -23,8 +23,7 @@ def qwen3(folder: pathlib.Path, tokenizer: Tokenizer) -> str:
 
 def small_config(name: str, model: str, out: pathlib.Path, native: bool = True):
   """A config of configs/ for one device; `native`: in the calls of the model, with prompts for them."""
-  config = importlib.import_module(f'configs.{name}').get_config()
-  config.unlock()
+  config = importlib.import_module(f'configs.{name}').get_config().unlock()
   config.model, config.out, config.progress, config.steps = model, str(out), False, 2
   if native:
     own = config.method in ('r_search', 'carl', 'research', 'step_search')
