@@ -55,6 +55,7 @@ class Device:
     """Copies arrays to where a program takes them."""
     return jax.device_put(tree, self._whole)
 
+  @memory.named('opening the sampler', memory.SAMPLER)
   def allocate(self) -> None:
     """Makes the cache unless it is there; not in `load`, whose caller still holds the parameters it gave."""
     with transfer.issuing():

@@ -54,6 +54,18 @@ def tokens_of(trees):
   return [[node.tokens for node in tree.nodes(Role.POLICY)] for tree in trees]
 
 
+def test_the_cache_is_made_after_load_whose_caller_still_holds_what_it_gave(make_engine, params):
+  held = lambda: sum(x.nbytes for x in jax.live_arrays())
+  engine = make_engine()
+  run(engine, chains(PROMPTS[:1], turns=1))
+  engine.unload(cache=True)
+  before = held()
+  engine.load(params)
+  loaded = held()
+  engine.start_rollout()
+  assert before < loaded < held()
+
+
 def assert_computed(node, next_logprobs, eos, greedy=False):
   """The log-probabilities are those of a loop that computes everything anew for each token, which chooses these if greedy."""
   path = node.parent.path_tokens()
