@@ -256,7 +256,7 @@ def together(config, training):
   for name, values in (('level', ('segment', 'token')), ('estimator', ('ppo',))):
     if not critic.enabled and config.credit.get(name) in values:
       yield f'credit.{name}={config.credit[name]!r} needs critic.enabled=True'
-  if config.credit.get('whole') and config.grow.k != 1:
+  if config.credit.get('whole') and config.grow.get('k', 1) != 1:
     yield f'credit.whole=True compares whole chains: set grow.k=1, not {config.grow.k}'
   if config.credit.get('level') == 'token' and train.aggregate == 'step-mean':
     yield ("credit.level='token' with train.aggregate='step-mean' would read a value at every token from a critic "

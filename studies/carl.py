@@ -117,7 +117,7 @@ def study(given, out) -> str:
   questions = countries.questions('held_out')[:given.number]
   bed = functools.cache(lambda: common.open_bed(config, questions))  # rows that are there need none
   plain = setup.bind_grow(config)
-  folder = pathlib.Path(given.critics)
+  folder = pathlib.Path(given.critics, given.size)
 
   @functools.cache
   def rollouts():  # those that `truth` continues from: what a tree draws depends on its number alone

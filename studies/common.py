@@ -166,7 +166,7 @@ def main(name: str, study: Callable[[argparse.Namespace, pathlib.Path], str],
   for flag, default in options.items():
     parser.add_argument(f'--{flag}', default=default)
   given = parser.parse_args(arguments)
-  others = [value for flag, default in options.items() if (value := getattr(given, flag)) != default]
+  others = [f'{flag} {value}' for flag, default in options.items() if (value := getattr(given, flag)) != default]
   jax.config.update('jax_compilation_cache_dir', jax.config.jax_compilation_cache_dir or '.jax_cache')
   vars(given).update(sizes[given.size])
   chosen = re.sub('[^a-zA-Z0-9.-]+', '_', ' '.join([given.size, *others]))

@@ -11,7 +11,17 @@ import numpy as np
 from jaxsearch.data.questions import Question
 from jaxsearch.sampler.driver import Agent, Grow, rollout
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.sampler.requests import GREEDY, Generate, Growth, Sampling, Score, Search, ToolFailure, Tools
+from jaxsearch.sampler.requests import (
+  GREEDY,
+  Generate,
+  Growth,
+  Refused,
+  Sampling,
+  Score,
+  Search,
+  ToolFailure,
+  Tools,
+)
 from jaxsearch.trees.tree import Role, Tree
 
 
@@ -23,7 +33,7 @@ def first_requests(grow: Grow, question: Question, tokenizer: Any,
   while True:
     try:
       yielded = growth.send(reply)
-    except StopIteration:
+    except (StopIteration, Refused):  # a probe has no services and no other questions
       return []
     asked = yielded if isinstance(yielded, (list, tuple)) else [yielded]
     if of_policy := [request for request in asked if isinstance(request, (Generate, Score))]:

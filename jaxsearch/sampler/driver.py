@@ -91,7 +91,7 @@ def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, samp
   Returns:
     (trees in the order of `questions`, metrics: see `Schedule.metrics`).
   Raises:
-    GrowthError: a `grow` raised; the message names its question.
+    GrowthError: a `grow` raised; the message names its question. Refused: as it is.
     Cancelled: `cancelled()` became true.
   """
   numbers = range(len(questions)) if numbers is None else numbers

@@ -149,7 +149,7 @@ class RunFolder(contextlib.ExitStack):
     steps = [row['step'] for row in self.rows()] if not self.last_step else []
     if len(steps) > 2 * self.config.checkpoint_every:  # one that was killed during its first save goes on
       raise ValueError(f'{self.out} has the record of {max(steps)} steps, but no checkpoint: use another out '
-                       'folder, or delete metrics.jsonl')
+                       'folder, or delete metrics.jsonl and tracked_as')
 
   def _stop_soon(self, number, _):
     if self._signal and number == signal.SIGINT:

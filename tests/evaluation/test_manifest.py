@@ -5,9 +5,12 @@ import os
 from configs import quickstart
 from jaxsearch import setup
 from jaxsearch.data import sources
+from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import manifest
 from jaxsearch.models.tokenizer import Tokenizer
+from jaxsearch.sampler.assistants import first_requests
 from jaxsearch.sampler.driver import Agent
+from jaxsearch.sampler.requests import Refused
 from jaxsearch.world import files as world
 
 
@@ -52,3 +55,11 @@ def test_prompts_are_told_apart(tmp_path):
   assert found() == found(max_turns=2) != found(template='search_r1')
   (tmp_path / 'direct.txt').write_text('Say it: {question}')
   assert found(prompts=str(tmp_path)) != found()
+
+
+def test_a_method_that_refuses_a_probe_is_evaluated_all_the_same():
+  def grow(question, tree):
+    raise Refused('no other question')
+    yield
+
+  assert first_requests(grow, Question('probe', 'QUESTION', ()), Tokenizer.load(world.folder())) == []

@@ -53,9 +53,10 @@ def test_a_size_sets_what_is_measured_and_the_flags_the_rest(tmp_path, capsys):
   study = lambda given, out: f'{given.number} {given.policy} {out}'
   sizes, small = {'full': {'number': 9}, 'tiny': {'number': 1}}, ['--size', 'tiny', '--policy', 'mine']
   common.main('it', study, sizes, [*small, '--out', str(tmp_path)], policy='ours')
+  common.main('it', study, sizes, small, policy='ours')
   common.main('it', study, sizes, [], policy='ours')
   assert capsys.readouterr().out.splitlines() == [
-    f'1 mine {tmp_path}/it.jsonl', '9 ours docs/claims/runs/it.jsonl']
+    f'1 mine {tmp_path}/it.jsonl', '1 mine runs/studies/tiny_policy_mine/it.jsonl', '9 ours docs/claims/runs/it.jsonl']
 
 
 @pytest.mark.slow
