@@ -22,7 +22,8 @@ DECIDE = 'hotpotqa', '2wikimultihopqa'
 FIGURES = 'em_open', 'em', 'f1', 'em_substring'
 POLICIES = {'closed-book': 'direct', 'closed-book, by examples': 'direct_few', 'one search': 'rag',
             'one search, by examples': 'rag_few', 'cold start': 'cold_policy'}
-TRAINED = {'reinforcement learning': 'rl', 'CuSearch': 'cusearch'}  # PREFIX_SEED.json; the first is GRPO
+TRAINED = {'reinforcement learning': 'rl', 'CuSearch': 'cusearch',  # PREFIX_SEED.json; the first is GRPO
+           'CuSearch, real questions': 'real'}
 
 
 def row_of(path: pathlib.Path) -> dict:
