@@ -314,7 +314,7 @@ def open_tools(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None,
 
 
 def answering_services(config: ConfigDict) -> list[str]:
-  """Returns the services that answers depend on; judges and readers of methods with `credit` serve training."""
+  """Returns the services that answers depend on; judges and readers of trained methods serve training."""
   method, settings = methods.find_method(config.method), dict(config.grow) | dict(config.eval.grow)
   if not hasattr(method, 'credit'):
     return list(getattr(method, 'SERVICES', ()))

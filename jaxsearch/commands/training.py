@@ -45,8 +45,8 @@ def train(config, _) -> None:
   import jax
 
   held_out = ['eval'] * bool(config.eval.every)
-  used = ('data', 'model', 'tokenizer', 'search', 'reader', 'refiner', 'judge', 'second_judge', 'critic', 'sampler',
-          *held_out)
+  used = ('data', 'model', 'tokenizer', 'search', 'reader', 'refiner', 'judge', 'second_judge', 'critic',
+          'sampler', *held_out)
   check_files(config, used)
   from jaxsearch.evaluation import answers, question_sets, report
   from jaxsearch.training import RunStopped, bucket, loop, row_files

@@ -90,8 +90,8 @@ class Scorer:
   engine: Engine
 
   def __call__(self, scores: Sequence[Score]) -> list[list[list[float] | None]]:
-    if any(score.node.tree.tokenizer.pieces() != self.engine.tokenizer.pieces() for score in scores[:1]):
-      raise ValueError('its tokenizer is another than the policy\'s')
+    if scores and scores[0].node.tree.tokenizer.pieces() != self.engine.tokenizer.pieces():
+      raise ValueError("its tokenizer is another than the policy's")
 
     def grow(question: Question, tree: Tree) -> Growth[None]:
       score = scores[int(question.id)]
