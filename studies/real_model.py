@@ -5,7 +5,7 @@
 
 Differences are paired by question and pooled over the seeds of reinforcement learning. Open questions decide:
 their answer is neither yes nor no nor named in the question. Rows are kept in the folder --out; without flags
-a clone prints ours.
+a clone prints ours; `--out docs/claims/runs/larger` those of 1,403 other questions (benchmarks/RESULTS.md).
 """
 
 import functools
@@ -65,11 +65,13 @@ def report(rows, which) -> str:
   def gain(policy, other, figure):
     once = '' in runs[other]
     seeds = list(runs[policy]) if once else sorted(runs[policy].keys() & runs[other])  # the same of both
-    return verdicts.estimate(of(policy, figure, seeds) - of(other, figure, [''] if once else seeds))
+    gained = of(policy, figure, seeds) - of(other, figure, [''] if once else seeds)
+    return verdicts.estimate(gained[0] if len(gained) == 1 else gained)  # of one seed: over questions
 
   gains = [common.table([{f'{policy} minus': other} | {
     heading: common.interval(gain(policy, other, figure)) for figure, heading in headings.items()}
-    for other in itertools.takewhile(policy.__ne__, runs)]) for policy in runs if policy in TRAINED]
+    for other in itertools.takewhile(policy.__ne__, runs) if runs[other].keys() & {'', *runs[policy]}])
+    for policy in runs if policy in TRAINED]
   number, still = len(asked['em']), len(asked['em_open'])
   title = f'{" and ".join(which) or "all benchmarks"}, in %: {number} questions, {still} of them open'
   return '\n\n'.join([title, common.table(scores), *gains])
