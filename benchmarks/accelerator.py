@@ -67,14 +67,12 @@ from configs import search_r1_grpo_qwen2_5_3b
 from jaxsearch.cli import ACCELERATORS
 from jaxsearch.models.architecture import initial_params, preset
 from jaxsearch.models.sampling_weights import KINDS
-from jaxsearch.parallel import memory, targets
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes, targets
 from jaxsearch.planning import plan, programs
 from jaxsearch.sampler import segment
 from jaxsearch.sampler.engine import Engine
 from jaxsearch.sampler.pages import PAGE, Chunk, Path
-from jaxsearch.training import loop, metrics, row_files
-from jaxsearch.training import step as training
+from jaxsearch.training import loop, metrics, row_files, step as training
 
 DEFAULTS = {
   'check': {'presets': ['qwen2.5-0.5b', 'qwen2.5-3b', 'llama3.1-8b'], 'slots': 128, 'length': 2048,

@@ -22,8 +22,7 @@ import numpy as np
 from configs import search_r2
 from jaxsearch import methods, setup
 from jaxsearch.data.questions import QuestionBatches
-from jaxsearch.training import growing, metrics
-from jaxsearch.training import learner as learners
+from jaxsearch.training import growing, learner as learners, metrics
 from jaxsearch.training.update import update
 
 

@@ -27,8 +27,7 @@ from jaxsearch.data.sources import load_corpus, load_questions
 from jaxsearch.methods import search_r1
 from jaxsearch.models.architecture import DecoderConfig, initial_params
 from jaxsearch.models.kernels import paged_attention
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.sampler import segment
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.engine import Engine, defaults

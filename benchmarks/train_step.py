@@ -79,10 +79,7 @@ def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
   from jaxsearch import setup
   from jaxsearch.models.architecture import initial_params
   from jaxsearch.parallel import mesh as meshes
-  from jaxsearch.training import batch as batches
-  from jaxsearch.training import sft
-  from jaxsearch.training import state as states
-  from jaxsearch.training import step as training
+  from jaxsearch.training import batch as batches, sft, state as states, step as training
   from jaxsearch.trees.layout import lay_out
   from jaxsearch.trees.tree import Role
 
@@ -103,7 +100,7 @@ def open_update(data, config, row_length: int = 0, micro_rows: int = 1):
   optimizer, update = training.make_update(loss_fn, params, optim, 1, mesh=mesh, dtype=config.dtype)
   batch = batches.place(batches.make_batch(rows, micro_rows), mesh)
   batch = dataclasses.replace(batch, ref_logprobs=batch.sampler_logprobs)
-  return update, states.create_state(params, optimizer, mesh), batch, 1 - rows.fill
+  return update, states.create_state(params, optimizer, mesh), batch, 1 - float(rows.real.mean())
 
 
 def ours(data, steps: int, config) -> dict:

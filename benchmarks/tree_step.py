@@ -22,10 +22,8 @@ import numpy as np
 from benchmarks.train_step import best_seconds
 from jaxsearch.data.questions import Question
 from jaxsearch.models.architecture import DecoderConfig, initial_params
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
-from jaxsearch.training import batch as batches
-from jaxsearch.training import step as steps
+from jaxsearch.parallel import mesh as meshes, transfer
+from jaxsearch.training import batch as batches, step as steps
 from jaxsearch.trees.layout import TrainingRows, lay_out
 from jaxsearch.trees.tree import Role, Tree
 

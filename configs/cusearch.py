@@ -1,10 +1,10 @@
-"""CuSearch on the embedded world: of 96 chains a step, train on the 48 that searched most.
+"""CuSearch on the embedded world: of 96 chains a step, train on 48, chosen by how much they searched.
 
     jaxsearch train --config configs/cusearch.py --config.credit.strategy=phase
 
-Strategies: full, random, topk_reward, auto, phase, anti, within; see methods/cusearch.py. DAPO: --config.credit.drop_alike=True,
-AR3PO: --config.sizes.adaptive=True with --config.data.number=N, so that questions come back; GRPO-Half: strategy full with half
-of the questions. configs/claims/cusearch_tables.py has the rows of the paper's tables.
+Strategies: full, random, topk_reward, auto, phase, anti, within; see methods/cusearch.py. Baselines, with strategy full: DAPO,
+--config.credit.drop_alike=True; AR3PO, --config.sizes.adaptive=True with --config.data.number=N, so that questions come back;
+GRPO-Half, half of the questions. configs/claims/cusearch_tables.py has the rows of the paper's tables.
 """
 
 from ml_collections import config_dict

@@ -50,7 +50,7 @@ def get_config(name: str = 'search_r1_grpo'):
   own = inspect.signature(find_method(config.method).grow).parameters['template'].default
   template = TEMPLATES.get(name, own)
   config.grow.update(template=template, chat=True, max_tokens=128)
-  for field, value in {'max_turns': 0 if name == 'r1' else 2, 'budget': 3, 'k': 3, 'evidence_template': 'r_search',
+  for field, value in {'max_turns': {'r1': 0, 'search_r2': 3}.get(name, 2), 'budget': 3, 'k': 3, 'evidence_template': 'r_search',
                        'review': 'search_r2', 'boxed': True, 'context_tokens': 128, 'max_segments': 5}.items():
     if field in config.grow:
       config.grow[field] = value
@@ -68,8 +68,9 @@ def get_config(name: str = 'search_r1_grpo'):
     config.critic_warmup = carl.critic_warmup(**kinds, second_search=dict(topk=5))
     config.critic_warmup.update(questions=40, trajectories=40, trees=8, max_updates=50, min_updates=25, clusters=5,
                                 head_rate=1e-4, backbone_rate=1e-6)
-  config.sampler.update(slots=8, length=1536)
-  config.train.update(row_length=2304 if 'k' in config.grow or 'review' in config.grow else 1536, micro_rows=1, chunk=256)
+  path, row = (2304, 3072) if 'review' in config.grow else (1536, 2304 if 'k' in config.grow else 1536)
+  config.sampler.update(slots=8, length=path)
+  config.train.update(row_length=row, micro_rows=1, chunk=256)
   config.remat = 'full'
   for field in ('learning_rate', 'backbone_rate'):  # in the same relation to the policy's as in the config
     if config.critic[field]:

@@ -105,7 +105,8 @@ def explain(error: BaseException) -> tuple[int, str]:
     text = f'{error.filename}: {error.strerror}'
   printable = ''.join(letter if letter.isprintable() else ' ' for letter in text)  # nothing steers a terminal
   status = error.status if isinstance(error, RunStopped) else 1 if isinstance(error, MemoryError) else 2
-  if type(error) is ConnectionError or (isinstance(error, OSError) and error.errno in PASSING):
+  if (type(error) is ConnectionError or isinstance(error, TimeoutError)
+      or (isinstance(error, OSError) and error.errno in PASSING)):
     status = 75
   return 3 if servers else status, ' '.join(printable.split())
 

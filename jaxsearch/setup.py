@@ -30,8 +30,7 @@ from jaxsearch.models.architecture import (
   preset,
 )
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel import memory, transfer
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes, transfer
 from jaxsearch.rewards import judge
 from jaxsearch.sampler.assistants import Assistant, Scorer, first_requests
 from jaxsearch.sampler.driver import Agent, Grow

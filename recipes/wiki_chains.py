@@ -21,8 +21,7 @@ import ml_collections
 import numpy as np
 
 from jaxsearch import setup
-from jaxsearch.data.corpus import Document, first_words, join_contents
-from jaxsearch.data.corpus import words as words_of
+from jaxsearch.data.corpus import Document, first_words, join_contents, words as words_of
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.data.sources import load_corpus
@@ -31,9 +30,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.training import row_files
 from jaxsearch.trees.grammars import Called, Tagged
-from recipes import wiki_hotpotqa as hotpotqa
-from recipes import wiki_lookups as lookups
-from recipes import wiki_reading as reading
+from recipes import wiki_hotpotqa as hotpotqa, wiki_lookups as lookups, wiki_reading as reading
 from recipes.wiki_composing import compose
 
 Search = Callable[[str], list[Document]]

@@ -109,7 +109,7 @@ def test_traceback_shows_where_a_mistake_arose(monkeypatch, capsys):
 
 @pytest.mark.parametrize(('error', 'status'), [
   (OSError(errno.EIO, 'Input/output error', 'a.safetensors'), 75), (OSError(errno.ESTALE, 'Stale', 'a'), 75),
-  (ConnectionError('multi-host start-up'), 75), (TimeoutError(errno.ETIMEDOUT, 'Timed out'), 75),
+  (ConnectionError('multi-host start-up'), 75), (TimeoutError(errno.ETIMEDOUT, 'Timed out'), 75), (TimeoutError('slow'), 75),
   (FileNotFoundError(errno.ENOENT, 'No such file', 'a'), 2), (PermissionError(errno.EACCES, 'Denied', 'a'), 2),
   (ConnectionRefusedError(errno.ECONNREFUSED, 'Refused'), 2), (OSError('odd'), 2)])
 def test_faults_of_networks_and_their_disks_are_tried_again_and_mistakes_are_not(error, status):

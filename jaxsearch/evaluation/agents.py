@@ -10,11 +10,9 @@ from jaxsearch import setup
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel import memory, transfer
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes, transfer
 from jaxsearch.sampler.driver import Agent
-from jaxsearch.training import batch as batches
-from jaxsearch.training import step as steps
+from jaxsearch.training import batch as batches, step as steps
 from jaxsearch.training.saved_policies import is_run, load_params, load_trained
 from jaxsearch.trees.tree import Role, Tree
 

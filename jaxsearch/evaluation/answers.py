@@ -27,8 +27,7 @@ from jaxsearch.parallel import transfer
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
-from jaxsearch.tools.calls import paid as paid_since
-from jaxsearch.tools.calls import texts_of
+from jaxsearch.tools.calls import paid as paid_since, texts_of
 from jaxsearch.training import row_files
 from jaxsearch.training.rollout_file import note_call
 from jaxsearch.training.run_folder import FREE_FIELDS, check_searches, failures_of_all

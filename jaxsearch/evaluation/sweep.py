@@ -150,7 +150,7 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
   waiting = [run for run in runs if not finished(run)]
   for run in set(runs).difference(waiting):
     check_finished(run)
-  free, running, failed = environments(parallel), {}, []
+  free, running, failed, again = environments(parallel), {}, [], collections.Counter()
   report = lambda text: print(printable(text), file=sys.stderr, flush=True)
   handler = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
   try:
@@ -161,7 +161,11 @@ def train_all(runs: Sequence[SweepRun], parallel: int) -> list[SweepRun]:
       for process in [process for process in running if process.poll() is not None]:
         run, environment = running.pop(process)
         free.append(environment)
-        if process.returncode or not finished(run):
+        if process.returncode in (3, 75) and again[run] < 2:  # a server or a network
+          again[run] += 1
+          waiting.append(run)
+          report(f'{run}: exit status {process.returncode}; it is tried again')
+        elif process.returncode or not finished(run):
           failed.append(run)
           report(_end_of(run, process.returncode))
         else:

@@ -15,8 +15,7 @@ import numpy as np
 
 from jaxsearch.advantages import hybrid_reward
 from jaxsearch.data.questions import Question
-from jaxsearch.methods import Context, Groups
-from jaxsearch.methods import refiner as refiners
+from jaxsearch.methods import Context, Groups, refiner as refiners
 from jaxsearch.methods.actions import ask_judge
 from jaxsearch.methods.credit import credit_relative
 from jaxsearch.methods.search_r1 import act, start

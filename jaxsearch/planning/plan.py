@@ -14,8 +14,7 @@ import ml_collections
 
 from jaxsearch import setup
 from jaxsearch.models.architecture import parameter_shapes
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
+from jaxsearch.parallel import mesh as meshes, targets
 from jaxsearch.parallel.compiled import collectives
 from jaxsearch.parallel.memory import POOL
 from jaxsearch.planning import costs, programs, step

@@ -14,14 +14,9 @@ import numpy as np
 
 from jaxsearch import setup
 from jaxsearch.models.architecture import parameter_shapes
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets, transfer
+from jaxsearch.parallel import mesh as meshes, targets, transfer
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.training import batch as batches
-from jaxsearch.training import learner as learners
-from jaxsearch.training import saved_policies
-from jaxsearch.training import state as states
-from jaxsearch.training import step as steps
+from jaxsearch.training import batch as batches, learner as learners, saved_policies, state as states, step as steps
 
 # Any tokenizer will do: no size depends on it.
 TOKENIZER = types.SimpleNamespace(

@@ -37,10 +37,7 @@ class ChatServer:
   length: int  # tokens of the longest path
   slots: int  # questions in flight
   figures, episode_deadline = types.MappingProxyType({}), math.inf
-
-  @property
-  def episodes(self) -> int:
-    return self.slots
+  episodes = property(lambda self: self.slots)
 
   def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> 'ChatDecoding':
     """Returns the policy of one rollout."""

@@ -55,22 +55,14 @@ class Decoding:
       self.engine.forget()  # what pages hold is uncertain in the middle of a step
     self.engine.clear_front()
 
-  @property
-  def busy(self) -> bool:
-    return bool(self.ready) or self.decodes
-
-  @property
-  def decodes(self) -> bool:
-    return bool(self.running)
+  decodes = property(lambda self: bool(self.running))
+  busy = property(lambda self: bool(self.ready) or self.decodes)
+  room = property(lambda self: self.idle.max() > 0)
 
   @property
   def idle(self) -> np.ndarray:
     """Returns the slots [lanes] that no request in `ready` will take."""
     return self.free - self.queued
-
-  @property
-  def room(self) -> bool:
-    return self.idle.max() > 0
 
   @property
   def evicted(self) -> int:

@@ -20,8 +20,7 @@ from jaxsearch.models.architecture import INPUTS, DecoderConfig, parameter_axes,
 from jaxsearch.models.decoder import fuse, unstack
 from jaxsearch.models.kernels import paged_attention
 from jaxsearch.models.sampling_weights import Quantised, dtype_on_cpu, quantise, transpose
-from jaxsearch.parallel import memory, transfer
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes, transfer
 from jaxsearch.sampler import segment
 from jaxsearch.sampler.device import STATES, Device
 from jaxsearch.sampler.pages import PAGE, SCRATCH, Chunk, Page, Path

@@ -138,8 +138,7 @@ class Score(Request):
   def submit(self, schedule, pending):
     schedule.policy.score(pending)
 
-  def finish(self, schedule, pending, result, seconds):
-    return schedule.policy.finish(pending, result)
+  finish = Generate.finish
 
 
 @dataclasses.dataclass(frozen=True)

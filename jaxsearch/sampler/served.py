@@ -50,9 +50,7 @@ class ServedDecoding(contextlib.nullcontext):
     self.episode_deadline = server.episode_deadline
     self.active = self.asked = 0  # episodes under way; requests without a reply
 
-  @property
-  def figures(self) -> dict[str, float]:
-    return self.server.figures
+  figures = property(lambda self: self.server.figures)
 
   def claim(self, waiting: collections.deque[Episode]) -> Episode | None:
     """Takes the first of the episodes that wait, unless enough are under way."""

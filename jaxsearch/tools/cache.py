@@ -36,6 +36,8 @@ class Cache:
       self._db = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
       self._run(f'CREATE TABLE IF NOT EXISTS answers ({columns}) WITHOUT ROWID')
     except sqlite3.DatabaseError as error:
+      if error.sqlite_errorname.startswith(('SQLITE_BUSY', 'SQLITE_IOERR')):  # of another process, of a disk
+        raise ConnectionError(f'{path} cannot be opened now: {error}') from error
       raise ValueError(f'{path} is no file of cached responses: {error}') from error
 
   def __bool__(self) -> bool:
@@ -56,7 +58,7 @@ class Cache:
     with fetching:
       try:
         row = self._run('SELECT answer FROM answers WHERE key = ?', key)
-      except sqlite3.OperationalError:  # another process has been writing for longer than the timeout
+      except sqlite3.DatabaseError:  # another process writes for longer than the timeout, or it is damaged
         if self._replay:
           raise
         row = None
@@ -72,7 +74,7 @@ class Cache:
         return json.loads(row[0])
       try:
         self._run('INSERT OR REPLACE INTO answers VALUES (?, ?)', key, json.dumps(response))
-      except sqlite3.OperationalError as error:  # a full disk is no reason to lose what was paid for
+      except sqlite3.DatabaseError as error:  # a full disk is no reason to lose what was paid for
         warnings.warn(f'{self._path} does not keep responses: {error}', stacklevel=2)
       return response
 

@@ -38,7 +38,8 @@ def failure_of(error: BaseException, tool: str = '') -> ToolFailure:
   if fault not in FAULTS:
     fault = ('timeout' if isinstance(error, TimeoutError) else
              'connection' if isinstance(error, ConnectionError) else 'error')
-  return ToolFailure(f'{tool + ": " if tool else ""}{type(error).__name__}: {error}', fault)
+  reason = f'{tool + ": " if tool else ""}{type(error).__name__}: {error}'
+  return ToolFailure(one_line(reason, 500), fault)  # the policy reads it: an error can be of several pages
 
 
 class MalformedReply(RuntimeError):

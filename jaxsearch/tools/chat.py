@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from jaxsearch.tools.cache import Cache
-from jaxsearch.tools.http_client import JsonClient, RequestError, parse_url, secret_from_env
+from jaxsearch.tools.http_client import MAY_PASS, JsonClient, RequestError, parse_url, secret_from_env
 
 KEY = 'OPENAI_API_KEY'  # the environment variable of the key; many local servers want none
 Prompt = str | Sequence[Mapping[str, str]]  # of the user, or messages {'role', 'content'}
@@ -75,12 +75,24 @@ class Chat(JsonClient):
 
   def replies(self, prompts: Sequence[Prompt],
               seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
-    """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed."""
+    """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
+
+    After twice as many failures in a row that may pass, the others fail at once: a server that is gone would
+    hold a step for hours.
+    """
+    failed, most = [], 2 * self._concurrency
+
     def reply(prompt, seed):
+      if gone := failed[most - 1:]:
+        return gone[0]
       try:
-        return self.reply(prompt, seed)
+        text = self.reply(prompt, seed)
       except ChatError as error:
+        if error.fault in MAY_PASS:
+          failed.append(error)
         return error
+      failed.clear()
+      return text
 
     with ThreadPoolExecutor(self._concurrency) as pool:
       return list(pool.map(reply, prompts, seeds or [None] * len(prompts)))

@@ -20,8 +20,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.trees.layout import TrainingRows, count_trained, lay_out, take_back
 from jaxsearch.trees.tree import Tree
 

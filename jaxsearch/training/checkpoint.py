@@ -16,12 +16,14 @@ see `newest`. What is not finite is neither saved nor read.
 """
 
 import contextlib
+import errno
 import json
 import logging
 import os
 import pathlib
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -37,6 +39,8 @@ from jaxsearch.training.state import TrainState
 Loaded = TypeVar('Loaded')
 Store = ocp.CheckpointManager  # opaque to others, but for `close`
 BARRIER = 'jaxsearch'  # begins the names of Orbax's barriers
+WAITS = 10, 60  # seconds, where a network fails while a checkpoint is read
+NETWORK = (errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 class BrokenCheckpoint(ValueError):
@@ -119,19 +123,30 @@ def restore_host(manager: Store, step: int) -> dict[str, Any]:
 
 
 def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
-  """Reads items; files that are cut short, empty or gone, for any process, are a BrokenCheckpoint of all."""
-  restored = error = None
-  try:
-    restored = manager.restore(step, args=ocp.args.Composite(**items))
-  except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
-    raise
-  except Exception as caught:
-    error = caught
-    ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # there Orbax has the others wait
-  fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
-  if faults := list(filter(None, transfer.gather_objects(fault))):
-    raise BrokenCheckpoint(faults[0]) from error
-  return restored
+  """Reads items; files that are cut short, empty or gone, for any process, are a BrokenCheckpoint of all.
+
+  Where only a network or its disk fails, it is tried again, then a ConnectionError: nothing is broken.
+  """
+  for wait in (*WAITS, None):
+    restored = error = None
+    try:
+      restored = manager.restore(step, args=ocp.args.Composite(**items))
+    except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+      raise
+    except Exception as caught:
+      error = caught
+      ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # Orbax has the others wait there
+    fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
+    faults = [(fault, passes) for fault, passes in transfer.gather_objects((fault, _passes(error))) if fault]
+    if not faults:
+      return restored
+    for fault, passes in faults:
+      if not passes:
+        raise BrokenCheckpoint(fault) from error
+    if wait is None:
+      raise ConnectionError(fault) from error
+    say(f'{fault}; trying again in {wait} seconds')
+    time.sleep(wait)
 
 
 @contextlib.contextmanager
@@ -147,9 +162,21 @@ def _writing(path: epath.Path) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
   """Returns the operating system's message in an error of Orbax, else how the error begins."""
-  code = re.search(r"os_error_code='(\d+)'", str(error))
-  said = os.strerror(int(code[1])) if code else getattr(error, 'strerror', None)
+  number = _number(error)
+  said = os.strerror(number) if number else getattr(error, 'strerror', None)
   return said or f'{type(error).__name__}: {re.split("[:(]", str(error))[0].strip()}'
+
+
+def _number(error: Exception | None) -> int | None:
+  """Returns the operating system's number of an error, which tensorstore has in its text."""
+  code = re.search(r"os_error_code='(\d+)'", str(error))
+  return int(code[1]) if code else getattr(error, 'errno', None)
+
+
+def _passes(error: Exception | None) -> bool:
+  """Tells whether what failed is a network or a disk in it."""
+  return (isinstance(error, (ConnectionError, TimeoutError)) or _number(error) in NETWORK
+          or bool(re.search('UNAVAILABLE|DEADLINE_EXCEEDED', str(error))))
 
 
 def newest(manager: Store, read: Callable[[int], Loaded], warn: bool = True) -> Loaded | None:

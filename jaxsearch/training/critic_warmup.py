@@ -39,16 +39,19 @@ from jaxsearch.methods import find_method
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.encoder import TextEncoder, recipe_of
-from jaxsearch.parallel import memory, transfer
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes, transfer
 from jaxsearch.sampler import driver
 from jaxsearch.sampler.requests import Tools
-from jaxsearch.training import batch as batches
-from jaxsearch.training import curation, metrics, row_files
-from jaxsearch.training import learner as learners
-from jaxsearch.training import run_folder as runs
-from jaxsearch.training import state as states
-from jaxsearch.training import step as steps
+from jaxsearch.training import (
+  batch as batches,
+  curation,
+  learner as learners,
+  metrics,
+  row_files,
+  run_folder as runs,
+  state as states,
+  step as steps,
+)
 from jaxsearch.trees.tree import Role, Tree
 
 CHUNK = 256  # rollouts between two saves

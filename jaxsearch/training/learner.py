@@ -21,13 +21,9 @@ from jaxsearch import setup
 from jaxsearch.methods import find_method
 from jaxsearch.models import hub, value_head
 from jaxsearch.models.architecture import DecoderConfig
-from jaxsearch.parallel import memory
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes
 from jaxsearch.sampler.driver import Agent
-from jaxsearch.training import batch as batches
-from jaxsearch.training import judging, saved_policies
-from jaxsearch.training import state as states
-from jaxsearch.training import step as steps
+from jaxsearch.training import batch as batches, judging, saved_policies, state as states, step as steps
 
 FROZEN = ('embedding', 'unembedding')  # of the policy, for the critic on its backbone
 

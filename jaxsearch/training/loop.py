@@ -24,10 +24,10 @@ from jaxsearch import config_check, setup
 from jaxsearch.data.questions import QuestionBatches
 from jaxsearch.methods import Context, find_method
 from jaxsearch.models import hub
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.sampler import requests
 from jaxsearch.sampler.driver import Agent
+from jaxsearch.tools.http_client import MAY_PASS
 from jaxsearch.training import growing, metrics
 from jaxsearch.training.learner import Learner, make_learner
 from jaxsearch.training.refill import refill
@@ -52,6 +52,8 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
   method, row = find_method(config.method), {}
   loaded = setup.load_questions(config, config.data.questions)[:config.data.number or None]
   questions = QuestionBatches(loaded, config.questions_per_step, seed=config.seed)
+  if any(state != questions.get_state() for state in transfer.gather_objects(questions.get_state())):
+    raise ValueError(f'data.questions={config.data.questions!r} is not the same file on all hosts')
   with RunFolder(config, shown=('reward', 'em', 'searches')) as run:
     setup.check_room(config, setup.load_tokenizer(config), loaded, run.say)
     learner = make_learner(config)
@@ -63,8 +65,8 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
     history = [metrics.remember(row) for row in run.rows()]
     if jax.default_backend() != 'cpu':  # where programs are few
       compile_first(learner)
-    if run.last_step == 0 and run.wants_evaluation(0):
-      evaluate_policy(run, learner, method, 0, evaluate)
+    if run.wants_evaluation(run.last_step) and not run.is_evaluated(run.last_step):
+      evaluate_policy(run, learner, method, run.last_step, evaluate)
     current = None  # `ahead` is the rollout of the step after, with `async_steps`
     run.callback(lambda: [rollout.abandon() for rollout in (current, ahead) if rollout])
     for step in run.steps():
@@ -97,10 +99,10 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
       size = sum(x.size for x in jax.tree.leaves(learner.base or learner.state.params))
       row |= clock.row(row['tokens_generated'])
       row |= metrics.device_figures(row, row['tokens_in_rows'] * config.train.epochs, size)
-      if run.wants_evaluation(step):
-        evaluate_policy(run, learner, method, step, evaluate)
       stop = metrics.watch(history, row, config, run.say)
       run.finish_step(step, row, learner.state, lambda: state_of(learner, position, ahead, carried))
+      if run.wants_evaluation(step):  # after the save, which a preemption leaves little time for
+        evaluate_policy(run, learner, method, step, evaluate)
       if stop:
         raise RunStopped(stop)
   return row
@@ -149,7 +151,8 @@ def count_failed_steps(run: RunFolder, row: dict[str, Any], before: dict[str, An
   """
   failed, most = 0, run.config.search.max_failed_steps
   kinds = requests.SEARCHES, requests.SERVICES, requests.JUDGEMENTS  # without them no reward says anything
-  if any(requests.mostly_failed(row, kind) for kind in kinds):
+  gone = sum(row.get(f'{requests.TOOLS.failed}_{fault}', 0) for fault in MAY_PASS)  # not the policy's mistakes
+  if any(requests.mostly_failed(row, kind) for kind in kinds) or 2 * gone > row.get(requests.TOOLS.asked, 0):
     failed = 1 + (history[-1].get('failed_steps_in_a_row', 0) if history else 0)
   if message := requests.failing(row, before):
     limit = f'; the run stops after {most}' if most else ''

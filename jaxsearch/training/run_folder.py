@@ -37,8 +37,7 @@ from ml_collections import ConfigDict
 from jaxsearch import registry, setup
 from jaxsearch.config_check import fields, to_saved
 from jaxsearch.files import write_json, write_whole
-from jaxsearch.parallel import memory, transfer
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import memory, mesh as meshes, transfer
 from jaxsearch.sampler import requests
 from jaxsearch.training import RunStopped, bucket, checkpoint, metrics, rollout_file, row_files
 from jaxsearch.training.state import TrainState
@@ -176,8 +175,13 @@ class RunFolder(contextlib.ExitStack):
     return bool(every) and (step % every == 0 or step == self.config.steps)
 
   def write_evaluation(self, rows: Iterable[dict]) -> None:
-    """Appends to evaluations.jsonl; call it before `finish_step`, so that no step is evaluated twice."""
+    """Appends to evaluations.jsonl."""
     self._log('evaluations.jsonl', rows)
+
+  def is_evaluated(self, step: int) -> bool:
+    """Tells, the same in every process, whether evaluations.jsonl has a step: a kill may come before it."""
+    rows = row_files.read(self.out / 'evaluations.jsonl') if jax.process_index() == 0 else ()
+    return transfer.broadcast(any(row['step'] == step for row in rows))
 
   def write_rollouts(self, step: int, groups: Sequence[Sequence[Tree]]) -> None:
     """Keeps the trees of `config.rollouts` questions of a step; call it before `finish_step`."""

@@ -18,12 +18,8 @@ from jaxsearch.data import sources
 from jaxsearch.data.jsonl import DataError, read_records
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import DecoderConfig
-from jaxsearch.parallel import memory, transfer
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import batch as batches
-from jaxsearch.training import metrics, run_folder
-from jaxsearch.training import state as states
-from jaxsearch.training import step as steps
+from jaxsearch.parallel import memory, mesh as meshes, transfer
+from jaxsearch.training import batch as batches, metrics, run_folder, state as states, step as steps
 from jaxsearch.trees.tree import Role, Tree
 
 ROLES = {role.value: role for role in Role if role is not Role.ROOT}

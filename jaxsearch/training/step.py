@@ -26,8 +26,7 @@ from jaxsearch.models import lora, value_head
 from jaxsearch.models.architecture import DecoderConfig
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.vocabulary import target_logprobs
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.training import state as states
 from jaxsearch.training.batch import Batch
 from jaxsearch.training.state import HEAD, TrainState, cast

@@ -14,8 +14,7 @@ import numpy as np
 
 from jaxsearch.parallel import memory, transfer
 from jaxsearch.sampler.driver import Agent
-from jaxsearch.training import batch as batches
-from jaxsearch.training import judging, metrics
+from jaxsearch.training import batch as batches, judging, metrics
 from jaxsearch.training.batch import Groups
 from jaxsearch.training.learner import Learner, score_passes
 from jaxsearch.training.step import by_sequence

@@ -62,11 +62,6 @@ class TrainingRows:
   values: np.ndarray         # of the critic before the updates of the step, their weighted mean
   returns: np.ndarray        # the critic's targets, their weighted mean
 
-  @property
-  def fill(self) -> float:
-    """Returns the share of tokens that are not padding."""
-    return float(self.real.mean())
-
 
 def lay_out(forest: Sequence[Tree], length: int, *, pad_id: int, how: str = 'token-mean', penalties: str = '',
             share_trained: bool = True, chains: bool = False,

@@ -13,8 +13,7 @@ from pathlib import Path
 from jaxsearch.data.corpus import Document, join_contents
 from jaxsearch.data.questions import Question
 from jaxsearch.files import write_whole
-from jaxsearch.world import chains
-from jaxsearch.world import files as world
+from jaxsearch.world import chains, files as world
 from recipes.world import choose
 from recipes.world.gather import gather
 

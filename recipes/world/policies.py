@@ -39,8 +39,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler.driver import rollout
 from jaxsearch.sampler.requests import GREEDY
-from jaxsearch.training import sft
-from jaxsearch.training import state as states
+from jaxsearch.training import sft, state as states
 from jaxsearch.training.run_folder import RunStopped
 from jaxsearch.trees.layout import pack
 from jaxsearch.trees.tree import Tree

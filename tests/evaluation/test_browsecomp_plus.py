@@ -12,8 +12,7 @@ from jaxsearch import cli
 from jaxsearch.data import browsecomp_plus as published
 from jaxsearch.data.benchmarks import read_questions
 from jaxsearch.data.jsonl import DataError
-from jaxsearch.evaluation.browsecomp_plus import summary as summary_of
-from jaxsearch.evaluation.browsecomp_plus import verdict
+from jaxsearch.evaluation.browsecomp_plus import summary as summary_of, verdict
 from jaxsearch.evaluation.calibration import root_mean_square_error
 from jaxsearch.rewards.match import matches
 from tests.tools.serving import server

@@ -35,7 +35,9 @@ for step in range(done + 1, steps + 1):
     print(json.dumps({'step': step}), file=file)
   if kind == 'fail':
     print('it went wrong')
-    sys.exit(3)
+    sys.exit(1)
+  if kind == 'away' and step < 3:  # a server
+    sys.exit(75)
   if kind == 'slow' and step == 1:
     time.sleep(60)
 (out / 'checkpoints' / str(steps)).mkdir()
@@ -103,13 +105,14 @@ def test_finished_runs_are_kept_and_others_resume(tmp_path, stand_in, capfd):
 
 
 def test_a_failed_run_is_reported_and_others_go_on(tmp_path, stand_in, capfd):
-  kinds = {'Plain (one)': {'model': 'fail'}, 'Mute': {'model': 'mute'}, 'Fine': {}}
+  kinds = {'Plain (one)': {'model': 'fail'}, 'Mute': {'model': 'mute'}, 'Fine': {}, 'Away': {'model': 'away'}}
   runs = sweep.plan(sweep_config(tmp_path / 'out', variants=kinds, seeds=(0,)))
   assert set(sweep.train_all(runs, 1)) == set(runs[:2])
   reported = capfd.readouterr().err
-  assert 'Plain (one), seed 0: exit status 3; the end of' in reported and '\n  it went wrong\n' in reported
+  assert 'Plain (one), seed 0: exit status 1; the end of' in reported and '\n  it went wrong\n' in reported
   assert 'Mute, seed 0: it ended, but step 3 is not logged, evaluated and saved' in reported
-  assert [sweep.finished(run) for run in runs] == [False, False, True]
+  assert reported.count('Away, seed 0: exit status 75; it is tried again\n') == 2 and starts(runs) == [1, 1, 1, 3]
+  assert [sweep.finished(run) for run in runs] == [False, False, True, True]
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])

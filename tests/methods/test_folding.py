@@ -16,8 +16,7 @@ from jaxsearch.trees import grammar, native
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role, Tree, spans
 from tests.methods.driving import ANSWER, QUESTION, SEARCH, Letters, context, drive
-from tests.methods.test_native import FAMILIES, search
-from tests.methods.test_native import drive as drive_native
+from tests.methods.test_native import FAMILIES, drive as drive_native, search
 from tests.trees.speaking import small
 
 NOTES = '<context> It is by Ada. </context>'

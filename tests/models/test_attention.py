@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.models.attention import adapted_matmul, dense_attention, matmul, tree_mask
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
+from jaxsearch.parallel import mesh as meshes, targets
 
 CPU = meshes.make_mesh(1, 1, 1, devices=jax.devices()[:1])
 LIMITS = {'float32': dict(rtol=1e-5, atol=1e-5),

@@ -5,8 +5,7 @@ import json
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import decoders, normalizers, pre_tokenizers, processors, trainers
 
 from jaxsearch.models.tokenizer import Tokenizer

@@ -4,8 +4,7 @@ and TPU write them."""
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.parallel.compiled import Collective, collectives, traffic

@@ -15,12 +15,10 @@ import zlib
 import jax
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import NamedSharding, PartitionSpec as P
 
 from jaxsearch.models.architecture import PRESETS, parameter_axes, parameter_shapes
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from tests.processes import as_processes, free_port
 
 

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import targets
+from jaxsearch.parallel import mesh as meshes, targets
 from tests.parallel.compilers import devices_of
 
 

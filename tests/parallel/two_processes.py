@@ -16,10 +16,8 @@ import orbax.checkpoint as ocp
 from configs import base
 from jaxsearch import cli
 from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
-from jaxsearch.training import checkpoint, sft
-from jaxsearch.training import state as states
+from jaxsearch.parallel import mesh as meshes, transfer
+from jaxsearch.training import checkpoint, sft, state as states
 
 NUMBERS = DecoderConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_layers=1, num_heads=2, num_kv_heads=2,
                         head_dim=8, tie_embeddings=True)

@@ -16,8 +16,7 @@ from jaxsearch.training import sft
 from jaxsearch.trees import grammar
 from jaxsearch.trees.grammars import Tagged
 from jaxsearch.trees.tree import Role, Tree
-from recipes import wiki_chains as chains
-from recipes import wiki_lookups as lookups
+from recipes import wiki_chains as chains, wiki_lookups as lookups
 from tests.methods.driving import Letters
 from tests.recipes.test_wiki_hotpotqa import of_two
 from tests.recipes.test_wiki_lookups import DOCUMENTS

@@ -6,8 +6,7 @@ import random
 import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from jaxsearch.data.corpus import Document, first_words
 from jaxsearch.data.questions import Question

@@ -117,6 +117,10 @@ def test_a_servers_own_calls_and_what_was_wrong_with_one():
   quoted = {'function': {'name': 'search', 'arguments': '{"query": "what is </tool_call>?"}'}}
   asks = tree.root.append(tokenizer.encode(speech.said({'tool_calls': [quoted]})), Role.POLICY)
   assert [call.arguments for call in speech.read(asks).calls] == [{'query': 'what is </tool_call>?'}]
+  for none in '', None:  # of a tool without arguments
+    text = speech.said({'tool_calls': [{'function': {'name': 'search', 'arguments': none}}]})
+    called = tree.root.append(tokenizer.encode(text), Role.POLICY)
+    assert [one.kind for one in speech.read(called).calls] == ['arguments']
   for call in {'function': {'name': None, 'arguments': '{}'}}, {'type': 'custom'}, 7:
     text = speech.said({'content': parts, 'tool_calls': [call]})
     odd = tree.root.append(tokenizer.encode(text) + list(tokenizer.eos_ids[:1]), Role.POLICY)

@@ -9,8 +9,7 @@ import pytest
 
 from jaxsearch.models.architecture import parameter_axes, parameter_shapes, preset
 from jaxsearch.models.kernels import paged_attention
-from jaxsearch.parallel import compiled as compiled_text
-from jaxsearch.parallel import mesh as meshes
+from jaxsearch.parallel import compiled as compiled_text, mesh as meshes
 from jaxsearch.planning import programs, step
 from jaxsearch.sampler.engine import Engine
 from tests.parallel.compilers import devices_of

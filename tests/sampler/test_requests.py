@@ -33,6 +33,7 @@ class Odd(RuntimeError):
 def test_an_error_of_a_tool_has_a_kind(error, fault):
   assert failure_of(error) == ToolFailure(f'{type(error).__name__}: x', fault)
   assert failure_of(error, 'judge').reason == f'judge: {type(error).__name__}: x'
+  assert len(failure_of(type(error)('x ' * 5000)).reason) == 500
 
 
 def figures(failed=0, asked=0, services_failed=0, services=0, calls_failed=None, reason='down'):

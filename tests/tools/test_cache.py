@@ -59,6 +59,22 @@ def test_a_response_is_not_lost_where_the_file_takes_none(lock, tmp_path):
   assert cache.get('x', lambda: 8) == cache.get('x', never) == 8
 
 
+def test_a_file_that_is_busy_may_be_tried_again_and_one_that_is_damaged_keeps_nothing(tmp_path, monkeypatch):
+  path = tmp_path / 'answers'
+  cache = Cache(path)
+  assert cache.get('x', lambda: 7) == 7
+  (other := sqlite3.connect(path)).execute('BEGIN EXCLUSIVE')
+  connect = sqlite3.connect
+  monkeypatch.setattr(sqlite3, 'connect', lambda *args, **options: connect(*args, **options | {'timeout': 0.01}))
+  with pytest.raises(ConnectionError, match='answers cannot be opened now: database is locked'):
+    Cache(path)
+  other.rollback()
+  Cache(path).get('y', lambda: 1)
+  path.write_bytes(path.read_bytes()[:100] + b'?' * (path.stat().st_size - 100))
+  with pytest.warns(UserWarning, match='answers does not keep responses: '):
+    assert cache.get('x', lambda: 8) == 8
+
+
 def test_failures_are_not_kept_nor_anything_without_a_file(tmp_path):
   counts = iter(range(9))
   cache = Cache('')

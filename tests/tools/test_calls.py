@@ -3,8 +3,7 @@
 import dataclasses
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from jaxsearch.data.corpus import Document
 from jaxsearch.models.tokenizer import Tokenizer

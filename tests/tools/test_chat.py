@@ -81,6 +81,17 @@ def test_replies_come_in_order_and_failures_stand_in_their_place():
   assert isinstance(slow, ChatError) and 'no complete response within 2 s' in slow.reason
 
 
+def test_a_server_that_is_gone_is_not_waited_for_by_every_prompt():
+  status = [503]
+  serve = lambda handler: handler.send_error(503) if status[0] == 503 else send(handler, json.dumps(told('A')).encode())
+  with server(serve) as (url, seen):
+    chat = Chat(url, 'm', attempts=1, concurrency=2)
+    replies = chat.replies('abcdefghij')
+    assert len(replies) == 10 and all(reply.status == 503 for reply in replies) and 4 <= len(seen) <= 5
+    status[0] = 200
+    assert chat.replies('ab') == ['A', 'A']
+
+
 def test_replies_are_kept_by_address_prompt_model_and_sampling_parameters_and_failures_are_not(tmp_path):
   kept = dict(cache=tmp_path / 'replies')
   with server((400, b''), (200, told('1'))) as (url, seen):

@@ -11,8 +11,7 @@ import pytest
 
 from jaxsearch.models.architecture import DecoderConfig, initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import state as states
-from jaxsearch.training import step as steps
+from jaxsearch.training import state as states, step as steps
 from jaxsearch.trees.tree import Role, Tree
 from tests.training import child
 

@@ -1,6 +1,7 @@
 """Checkpoints across meshes, and what a run refuses to go on with."""
 
 import dataclasses
+import errno
 import shutil
 
 import jax
@@ -10,8 +11,7 @@ import pytest
 
 from configs import base, zerosearch
 from jaxsearch import cli
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.training import checkpoint, run_folder, saved_policies
 from jaxsearch.training.batch import make_batch, place
 from jaxsearch.trees.layout import lay_out
@@ -141,6 +141,29 @@ def test_a_newest_checkpoint_that_is_damaged_is_passed_over_and_made_again(two_c
   assert resuming == 'jaxsearch: resuming at step 2' and len(errors) == 3 and 'cannot be read' in errors[0]
   assert (run / 'broken' / '2').exists()
   assert saved_policies.load_params(run)[2]['step'] == 2 and not capsys.readouterr().err
+
+
+@pytest.mark.parametrize('error', [
+  OSError(errno.ESTALE, 'Stale file handle'), ValueError('UNAVAILABLE: GCS is away'), TimeoutError()])
+def test_where_a_network_fails_it_is_tried_again_and_nothing_is_broken(two_checkpoints, monkeypatch, capsys, error):
+  monkeypatch.setattr(checkpoint, 'WAITS', (0, 0))
+  with checkpoint.open_checkpoints(two_checkpoints[0]) as manager:
+    restore, tries = manager.restore, []
+
+    def flaky(step, args):
+      tries.append(step)
+      if len(tries) < most:
+        raise error
+      return restore(step, args=args)
+
+    monkeypatch.setattr(manager, 'restore', flaky)
+    most = 3
+    assert checkpoint.newest(manager, lambda step: checkpoint.restore_host(manager, step))['step'] == 2
+    assert tries == [2] * 3 and capsys.readouterr().err.count('; trying again in 0 seconds\n') == 2
+    most = 9
+    with pytest.raises(ConnectionError, match='checkpoints/2 cannot be read') as raised:
+      checkpoint.newest(manager, lambda step: checkpoint.restore_host(manager, step))
+  assert cli.explain(raised.value)[0] == 75
 
 
 def test_with_no_checkpoint_left_there_is_one_line(two_checkpoints, tmp_path, capsys):

@@ -22,9 +22,16 @@ from jaxsearch.models.decoder import Decoder
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.sampler import driver
 from jaxsearch.sampler.requests import Search
-from jaxsearch.training import critic_warmup, loop, row_files, run_folder, saved_policies, update
-from jaxsearch.training import learner as learners
-from jaxsearch.training import state as states
+from jaxsearch.training import (
+  critic_warmup,
+  learner as learners,
+  loop,
+  row_files,
+  run_folder,
+  saved_policies,
+  state as states,
+  update,
+)
 from jaxsearch.trees.tree import Role, Tree
 from tests.tools.serving import server
 from tests.training import child

@@ -22,13 +22,20 @@ from jaxsearch.evaluation.answers import held_out
 from jaxsearch.methods import Context, carl, cusearch, search_r1, search_r1_ppo
 from jaxsearch.models import hub
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.rewards.judge import Answer
 from jaxsearch.sampler.requests import Ask
-from jaxsearch.training import batch as batches
-from jaxsearch.training import learner as learners
-from jaxsearch.training import loop, metrics, rollout_file, row_files, run_folder, saved_policies, update
+from jaxsearch.training import (
+  batch as batches,
+  learner as learners,
+  loop,
+  metrics,
+  rollout_file,
+  row_files,
+  run_folder,
+  saved_policies,
+  update,
+)
 from jaxsearch.training.metrics import credited, summary
 from jaxsearch.trees.layout import count_trained, lay_out
 from jaxsearch.trees.tree import Role, Tree
@@ -263,6 +270,23 @@ def remote(config):
   return config
 
 
+def test_an_evaluation_that_a_kill_left_out_is_made_up_for(remote):
+  remote.search.backend, remote.eval.every, remote.steps = 'bm25', 2, 2
+
+  def killed(agent, config, step, judged):
+    if step == 2:
+      raise KeyboardInterrupt
+    return held_out(agent, config, step, judged)
+
+  with pytest.raises(KeyboardInterrupt):
+    loop.train(remote, killed)
+  assert (pathlib.Path(remote.out) / 'checkpoints' / '2').exists()  # saved before
+  for _ in range(2):
+    loop.train(remote, held_out)
+    evaluations = row_files.read(pathlib.Path(remote.out) / 'evaluations.jsonl')
+    assert [row['step'] for row in evaluations] == [0, 2]
+
+
 def test_a_row_says_what_searches_of_the_web_cost(remote, tmp_path, monkeypatch):
   monkeypatch.setenv('SERPER_API_KEY', 'k')
   remote.search.update(backend='web', price=0.5, cache=str(tmp_path / 'kept'))
@@ -322,6 +346,9 @@ def test_a_judge_that_is_down_is_said_and_stops_the_run(remote, monkeypatch, cap
   run = types.SimpleNamespace(config=remote, say=print)
   dead = {'step': 3, 'judgements': 4, 'judge_failed': 3}
   assert loop.count_failed_steps(run, dead, {}, [{'failed_steps_in_a_row': 1}]) == {'failed_steps_in_a_row': 2}
+  for fault, steps in (('connection', 2), ('refused', 0)):  # of an MCP server; of the policy's own mistakes
+    calls = {'step': 3, 'tool_calls': 4, 'tool_calls_failed': 3, f'tool_calls_failed_{fault}': 3, 'last_failure': ''}
+    assert loop.count_failed_steps(run, calls, {}, [{'failed_steps_in_a_row': 1}])['failed_steps_in_a_row'] == steps
   said = failures(capsys)
   assert said[0].startswith(
     'jaxsearch: step 1: 10 of 10 calls of judge or reader failed; the last: judge: ChatError: chat at ')

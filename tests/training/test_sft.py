@@ -18,8 +18,7 @@ from jaxsearch.models.decoder import Decoder
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.rewards import formats
 from jaxsearch.tools.bm25 import BM25
-from jaxsearch.training import RunStopped, checkpoint, row_files, saved_policies, sft
-from jaxsearch.training import batch as batches
+from jaxsearch.training import RunStopped, batch as batches, checkpoint, row_files, saved_policies, sft
 from jaxsearch.trees import grammar, templates
 from jaxsearch.trees.layout import lay_out
 from jaxsearch.trees.tree import Role

@@ -12,8 +12,7 @@ from configs import cusearch
 from jaxsearch.models import hub
 from jaxsearch.models.architecture import initial_params, parameter_axes, parameter_shapes
 from jaxsearch.parallel import mesh as meshes
-from jaxsearch.training import learner
-from jaxsearch.training import state as states
+from jaxsearch.training import learner, state as states
 
 EVERY_ROUNDING = jax.jit(lambda x: states.round_to_bfloat16(
   jnp.full(1 << 16, x), jnp.arange(1 << 16, dtype=jnp.uint16)).astype(jnp.float32))

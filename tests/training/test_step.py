@@ -14,8 +14,7 @@ from configs import base
 from jaxsearch.data.questions import Question
 from jaxsearch.models import value_head
 from jaxsearch.models.decoder import Decoder
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.training import step as steps
 from jaxsearch.training.batch import make_batch, place
 from jaxsearch.training.learner import open_critic

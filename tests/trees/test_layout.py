@@ -248,8 +248,8 @@ def test_packing_is_first_fit_decreasing():
 def test_nothing_to_lay_out_is_a_row_of_padding():
   for forest in ([], [chain(0)]):
     rows = lay_out(forest, 8, pad_id=PAD)
-    assert rows.tokens.tolist() == [[PAD] * 8] and (rows.loss_weights == 0).all() and rows.fill == 0
-  assert lay_out([chain(4, 2)], 8, pad_id=PAD).fill == 6 / 8
+    assert rows.tokens.tolist() == [[PAD] * 8] and (rows.loss_weights == 0).all() and not rows.real.any()
+  assert lay_out([chain(4, 2)], 8, pad_id=PAD).real.mean() == 6 / 8
 
 
 def test_a_path_that_does_not_fit_is_an_error():

@@ -10,8 +10,7 @@ from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.tools import find_tool
 from jaxsearch.trees import grammar, native, templates
 from jaxsearch.trees.tree import Role, Tree
-from jaxsearch.world import chains
-from jaxsearch.world import files as world
+from jaxsearch.world import chains, files as world
 from tests.trees.speaking import SMALL, small
 
 TOKENIZER = Tokenizer.load(world.folder())

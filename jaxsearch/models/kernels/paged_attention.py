@@ -12,8 +12,7 @@ import math
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import next_power_of_2
-from jax.experimental.pallas.ops.gpu import attention, decode_attention
-from jax.experimental.pallas.ops.gpu import paged_attention as for_gpu
+from jax.experimental.pallas.ops.gpu import attention, decode_attention, paged_attention as for_gpu
 from jax.experimental.pallas.ops.tpu import ragged_paged_attention as for_tpu
 from jax.sharding import Mesh, PartitionSpec
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxsearch.models.kernels import flash_attention
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.planning import costs
 from tests.models.kernels.test_tree_attention import (
   SMALL,

@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from jax.sharding import SingleDeviceSharding
 
 from jaxsearch.models.architecture import DecoderConfig, parameter_shapes
@@ -16,8 +15,7 @@ from jaxsearch.models.attention import dense_attention
 from jaxsearch.models.decoder import hidden_states
 from jaxsearch.models.kernels import tree_attention
 from jaxsearch.models.kernels.tree_attention import Sizes, attend, visible_blocks, visits
-from jaxsearch.parallel import mesh as meshes
-from jaxsearch.parallel import transfer
+from jaxsearch.parallel import mesh as meshes, transfer
 from jaxsearch.planning import costs
 from tests.parallel.compilers import devices_of
 

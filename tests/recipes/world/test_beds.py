@@ -10,8 +10,7 @@ import pytest
 from configs import world_beds
 from jaxsearch.models.tokenizer import Tokenizer
 from jaxsearch.trees.tree import Role, Tree
-from jaxsearch.world import chains
-from jaxsearch.world import files as world
+from jaxsearch.world import chains, files as world
 from recipes.world import beds
 
 
