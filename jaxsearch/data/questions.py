@@ -13,7 +13,7 @@ from typing import Any
 
 from jaxsearch.data.jsonl import DataError, field, read_records, shortened, text_field, unique
 from jaxsearch.files import write_whole
-from jaxsearch.rewards.match import matches
+from jaxsearch.rewards.match import RULES, matches
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,8 +46,18 @@ def _question(record: dict, place: str) -> Question:
     raise DataError(f"{place}: 'golden_answers' must hold text that is not blank, not "
                     f'{shortened(record["golden_answers"])}')
   metadata = {} if record.get('metadata') is None else field(record, 'metadata', dict, place)
+  return Question(name, text, tuple(golds), checked(metadata, place))
+
+
+def checked(metadata: dict, place: str) -> dict:
+  """Returns metadata without what is null. Raises DataError where what we read of it is of another kind."""
   metadata = {key: value for key, value in metadata.items() if value is not None}
-  return Question(name, text, tuple(golds), metadata)
+  for key, kind in ('source', str), ('match', str), ('tolerance', (int, float)):
+    if key in metadata:
+      field(metadata, key, kind, f'{place}: metadata')
+  if metadata.get('match', 'exact') not in RULES:
+    raise DataError(f"{place}: metadata: 'match' must be one of {', '.join(RULES)}, not {metadata['match']!r}")
+  return metadata
 
 
 def texts(golds: Any) -> list[str]:

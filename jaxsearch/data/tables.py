@@ -20,7 +20,7 @@ import pathlib
 from collections.abc import Iterator
 
 from jaxsearch.data.jsonl import DataError, shortened, unique
-from jaxsearch.data.questions import Question, texts
+from jaxsearch.data.questions import Question, checked, texts
 from jaxsearch.rewards.match import read_number
 
 GOLDS = ('golden_answers', 'answers', 'answer', 'possible_answers')
@@ -86,7 +86,7 @@ def question_of_row(row: dict, place: str, name: str) -> Question:
   metadata = {'source': source} if source else {}
   metadata |= {'match': 'numeric'} if source == 'gsm8k' or solved else {}
   if isinstance(row.get('metadata'), dict):  # in a table each row has the keys of all, some null
-    metadata |= {key: value for key, value in row['metadata'].items() if value is not None}
+    metadata |= checked(row['metadata'], place)
   if solved:
     golds = [gold.rpartition('####')[2].strip().replace(',', '') for gold in golds]
     if None in map(read_number, golds):

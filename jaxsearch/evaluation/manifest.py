@@ -46,7 +46,7 @@ def manifest(config: ml_collections.ConfigDict, sets: Sequence[QuestionSet], age
   search = {name: config.search[name] for name in ('backend', 'by_source')}
   search |= {'words': config.search.words} if config.search.words else {}
   search |= find_backend(config.search.backend).identity(config.search)
-  made = made_with(config, questions='+'.join(one.source for one in sets), corpus=corpus, tiers=tiers)
+  made = made_with(config, questions=sets[0].source if len(sets) == 1 else '', corpus=corpus, tiers=tiers)
   corpus_hash = search.pop('corpus_hash', None) or made['files'].get('corpus', {}).get('sha256')
   if corpus and not corpus_hash:  # the world's
     corpus_hash = _digest(f'{document.title}\n{document.text}' for document in sources.load_corpus(corpus))

@@ -45,6 +45,8 @@ def maj_at_k(answers: Sequence[str | None], right: Sequence[float], k: int) -> f
       scored[normalize_answer(answer)].append(value)
   silent, total = len(answers) - sum(map(len, scored.values())), 0.0
   for winner, values in scored.items():
+    if not any(values):
+      continue
     others = [(len(of), True) for answer, of in scored.items() if answer != winner] + [(silent, False)]
     for most in range(1, min(len(values), k) + 1):
       # ways[drawn][ties]: of the other answers, at most `most` of each, `ties` of them exactly `most` times.

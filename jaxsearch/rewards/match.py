@@ -16,6 +16,7 @@ import string
 from collections.abc import Iterable
 from fractions import Fraction
 
+RULES = 'exact', 'numeric', 'stated'  # of `matches`
 _PUNCTUATION = str.maketrans('', '', string.punctuation)
 _ARTICLES = re.compile(r'\b(a|an|the)\b')
 # HotpotQA's rule: a closed answer is right or wrong; sharing a word with a longer one earns nothing.
@@ -129,8 +130,8 @@ def matches(prediction: str | None, golds: str | Iterable[str], how: str = 'exac
             tolerance: float = 0.0) -> float:
   """Returns 1.0 or 0.0 by the rule `how`: 'exact', 'numeric', which has a `tolerance`, or 'stated', the exact
   match of the answer that a longer response states, see `stated`."""
-  if how not in ('exact', 'numeric', 'stated'):
-    raise ValueError(f'no way to match answers is called {how!r}; known: exact, numeric, stated')
+  if how not in RULES:
+    raise ValueError(f'no way to match answers is called {how!r}; known: {", ".join(RULES)}')
   if how == 'numeric':
     return numeric_match(prediction, golds, tolerance=tolerance)
   return exact_match(stated(prediction) if how == 'stated' else prediction, golds)

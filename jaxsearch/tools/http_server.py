@@ -65,7 +65,7 @@ SCHEMA = {'type': 'function', 'function': {
 class Limits:
   body_bytes: int = 2**20
   requests: int = 256          # in flight; further ones get 503 and may be retried
-  texts: int = 512             # queries or questions of one request
+  texts: int = 4096            # queries or questions of one request
   text_chars: int = 8192       # of each
   topk: int = 100              # of a search
   threads: int = 4             # that serve; more of BM25 would only take the processor from each other

@@ -183,7 +183,10 @@ def command_of(server: str) -> mcp.StdioServerParameters:
 
   The server gets no other variables than these and some such as PATH. Raises ValueError.
   """
-  words = shlex.split(server)
+  try:
+    words = shlex.split(server)
+  except ValueError as error:
+    raise ValueError(f'mcp.servers: {server!r}: {error}') from error
   given = list(itertools.takewhile(re.compile(r'\w+=').match, words))
   if not (command := words[len(given):]):
     raise ValueError(f'mcp.servers: {server!r} names no command')

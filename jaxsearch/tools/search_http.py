@@ -60,7 +60,7 @@ class HttpSearch(JsonClient):
 
   def __init__(self, url: str, *, cache: str | os.PathLike | None = None, replay: bool = False, **options):
     super().__init__(url.split(','), **options)
-    self._cache, self._corpus = Cache(cache, replay), ''  # what results are kept under
+    self._cache, self._corpus = Cache(cache, replay), ''  # what the server says it serves
     together = lambda topk: functools.partial(self._ask_together, topk=topk)
     workers = REQUESTS * len(self._addresses)
     self._batched = functools.cache(lambda topk: DynamicBatcher(together(topk), workers, MAX_QUERIES))
@@ -73,14 +73,14 @@ class HttpSearch(JsonClient):
     """
     if not self._cache:
       return self._find(queries, topk)
-    self._corpus = self._corpus or self._cache.get(['corpus', self.identity], self._tell_corpus, again=True)
-    return [self._kept(query, topk) for query in queries]
+    corpus = self._corpus or self._cache.get(['corpus', self.identity], self._tell_corpus, again=True)
+    return [self._kept(corpus, query, topk) for query in queries]
 
-  def _kept(self, query: str, topk: int) -> list[Document]:
+  def _kept(self, corpus: str, query: str, topk: int) -> list[Document]:
     """Returns the documents of a query, from the cache if they are there."""
     fields = lambda document: [document.id, document.title, document.text, document.score]
     fetch = lambda: list(map(fields, self._find([query], topk)[0]))
-    return [Document(*kept) for kept in self._cache.get(['search', self._corpus, query, topk], fetch)]
+    return [Document(*kept) for kept in self._cache.get(['search', corpus, query, topk], fetch)]
 
   def _find(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
     results = self._batched(topk)(queries)
@@ -105,7 +105,8 @@ class HttpSearch(JsonClient):
       health = address.copy_with(path='/health', query=None)
       try:
         said = parse_json(self._request('GET', health, min(self._timeout, 5.0)))
-        return f'{said["corpus"]} {said.get("index", "")}'.strip()
+        self._corpus = f'{said["corpus"]} {said.get("index", "")}'.strip()
+        return self._corpus
       except SearchError as error:
         if error.fault == 'refused':
           break

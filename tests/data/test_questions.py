@@ -44,7 +44,9 @@ def test_written_questions_are_read_back(tmp_path):
 @pytest.mark.parametrize(('change', 'reason'), [
     *[({'golden_answers': value}, "'golden_answers'") for value in ([], ['A', ' '], True, None, '')],
     ({'question': ''}, "'question'"), ({'question': 3}, "'question'"),
-    ({'metadata': []}, "'metadata'"), ({'id': '1'}, "id '1' was already used at .*q.jsonl:1")])
+    ({'metadata': []}, "'metadata'"), ({'metadata': {'source': 3}}, "metadata: 'source' must be"),
+    ({'metadata': {'match': 'number'}}, "'match' must be one of exact, numeric, stated"),
+    ({'id': '1'}, "id '1' was already used at .*q.jsonl:1")])
 def test_faults_name_file_line_and_key(tmp_path, change, reason):
   good = {'id': '1', 'question': 'Who?', 'golden_answers': ['X']}
   path = write(tmp_path / 'q.jsonl', good, good | {'id': '2'} | change)
