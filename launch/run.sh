@@ -148,6 +148,15 @@ serve() {
   fi
 }
 
+# shellcheck disable=SC2329  # called in the background
+watch() {  # ends the attempt, after its step, once a server beside it is gone: of several hosts' searches too few would fail
+  while sleep 10 > /dev/null 2>&1; do
+    for server in "${beside[@]}"; do
+      kill -0 "$server" 2> /dev/null || { kill -TERM "${running[@]}" 2> /dev/null || true; return; }
+    done
+  done
+}
+
 reach() {  # waits for half an hour at most until a search server elsewhere replies: it may still load its index
   local last=$((SECONDS + 1800)) said=
   until no_proxy=127.0.0.1,localhost,${no_proxy:-${NO_PROXY:-}} "$PYTHON" -c '
@@ -197,6 +206,8 @@ while true; do
     running+=($!)
   done
   [ -z "$stopped" ] || stop  # it came before they ran
+  watcher=
+  if [ ${#beside[@]} -gt 0 ]; then watch & watcher=$!; fi
   for one in "${running[@]}"; do
     finish "$one" || {
       own=$?
@@ -207,6 +218,7 @@ while true; do
     }
   done
   running=()
+  [ -z "$watcher" ] || kill "$watcher" 2> /dev/null || true
   for server in "${beside[@]}"; do  # a job of one host starts again where a dead server made its searches fail
     [ "$HOSTS:$status" != 1:1 ] || kill -0 "$server" 2> /dev/null || status=75
   done

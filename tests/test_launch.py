@@ -55,7 +55,7 @@ def programs(tmp_path):
   """A folder for PATH: jaxsearch, and SLURM with two tasks on this machine; what scontrol was asked stands in
   `asked`."""
   folder = tmp_path / 'programs'
-  stand_in(folder, 'sleep', f'exec {shutil.which("sleep")} "${{1/#5/1}}"')  # between attempts
+  stand_in(folder, 'sleep', f'case $1 in 5) set 1 ;; 10) set 3 ;; esac; exec {shutil.which("sleep")} "$1"')  # of run.sh
   stand_in(folder, 'jaxsearch', f'exec {sys.executable} -m jaxsearch.cli "$@"')
   stand_in(folder, 'scontrol', f'echo "$@" >> {tmp_path / "asked"}\n[ "$1" = requeue ] || echo 127.0.0.1')
   stand_in(folder, 'scancel', f'[ "$1" = --signal=TERM ] && kill -TERM "$(cat {tmp_path}/steps-$2)"')
@@ -367,7 +367,7 @@ def test_processes_without_gpus_are_refused_in_a_line(launch, programs):
   assert found.returncode == 2 and found.stderr == 'run.sh: PROCESSES=8 do not divide 0 GPUs (TRAIN_GPUS names them)\n'
 
 
-@pytest.mark.parametrize(('status', 'taken'), [(3, 3), (1, 75)])
+@pytest.mark.parametrize(('status', 'taken'), [(3, 3), (1, 75), ('wait', 143)])  # the last goes on without its server
 def test_servers_beside_the_job_are_started_again_with_it_and_end_with_it(programs, launch, tmp_path, status, taken):
   (tmp_path / 'health').touch()
   stand_in(programs, 'jaxsearch', f'''
@@ -378,8 +378,8 @@ if [ "$1" = serve ]; then
 fi
 [ "$(wc -l < {tmp_path / "servers"})" -lt 2 ] || exit 0
 kill -KILL "$(cat {tmp_path / "servers"})"
-sleep 1
-exit {status}''')
+trap 'exit 143' TERM
+{'sleep 100 > /dev/null 2>&1 & wait' if status == 'wait' else f'sleep 1; exit {status}'}''')
   job = dict(launch=launch, PATH=f'{programs}:{os.environ["PATH"]}', RETRIEVER='--index=i')
   found = run('run.sh', **job, PORT=str(free_port()))
   assert found.returncode == 0 and f'status {taken}, 3 restarts left' in found.stderr
