@@ -98,7 +98,8 @@ def get_config():
     words=0,                         # of a passage the policy sees the first `words`; 0 is all
     timeout=30.0,                    # seconds until a search counts as failed, retries included
     max_failed_steps=3,              # training stops after this many steps in a row in which most searches failed,
-                                     # or most calls of a judge, reader or refiner; 0 is never
+                                     # or most calls of a judge, reader or refiner, or of tools whose server is gone;
+                                     # 0 is never
   )
   for backend in tools.declared().values():
     config.search.update(backend.fields)  # of back ends that are not shipped

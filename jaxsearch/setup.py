@@ -228,7 +228,7 @@ def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None)
   def find_part(source: str | None) -> SearchBackend:
     if reads and source not in parts:
       raise ValueError(f'there is nothing to search for questions of {source or "no source"}')
-    allowed = r'[\w-]*' if re.search(r'//[^/]*\{source}', search.url) else r'[\w-]*([./][\w-]+)*'
+    allowed = r'[\w-]+' if re.search(r'//[^/]*\{source}', search.url) else r'[\w-]+([./][\w-]+)*'
     if not re.fullmatch(allowed, str(source)):  # questions choose neither a host nor a folder above
       raise ValueError(f'a source {source!r} fits into no address or path')
     filled = {name: value.replace('{source}', str(source)) if isinstance(value, str) else value

@@ -106,8 +106,9 @@ def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):
   assert http.of('2wiki').url == 'http://127.0.0.1:9/2wiki' and http.of('2wiki') is http.of('2wiki')
   with pytest.raises(ValueError, match='by_source'):
     http.search(['river'])
-  with pytest.raises(ValueError, match='fits into no address or path'):
-    http.of('../other')
+  for source in '../other', '/etc', '':
+    with pytest.raises(ValueError, match='fits into no address or path'):
+      http.of(source)
   by_host = open_backend(settings(backend='http', url='http://{source}:9/retrieve', by_source=True))
   assert by_host.of('2wiki').url == 'http://2wiki:9/retrieve'
   with pytest.raises(ValueError, match="a source 'evil.example' fits into no address"):

@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import metrics
-from jaxsearch.rewards.match import entity_match, f1, normalize_answer, stated, substring_match, vote
+from jaxsearch.rewards.match import entity_match, f1, normalize_answer, substring_match, vote
 from jaxsearch.trees.tree import Role, Tree, spans
 
 FOLDS = ('folds', 'tokens_saved', 'answers_lost')  # of trees whose context is folded, see methods/folding.py
@@ -51,12 +51,8 @@ def _em(tree: Tree) -> float:
   return tree.question.score(tree.answer)
 
 
-def _said(tree: Tree) -> str | None:
-  return stated(tree.answer) if tree.question.metadata.get('match') == 'stated' else tree.answer
-
-
 def _f1(tree: Tree) -> float:
-  return f1(_said(tree), tree.question.golden_answers)
+  return f1(tree.answer, tree.question.golden_answers)
 
 
 def _number(heading: str, digits: str = '.2f') -> Figure:
@@ -68,9 +64,9 @@ FIGURES = {
   'f1': Figure('F1', _f1, main=True),
   'em_f1': Figure('mean of EM and F1', lambda tree: (_em(tree) + _f1(tree)) / 2),  # R-Search's averages
   'em_entity': Figure('EM, entities',  # CARL's looser rule
-                      lambda tree: max(_em(tree), entity_match(_said(tree), tree.question.golden_answers))),
+                      lambda tree: max(_em(tree), entity_match(tree.answer, tree.question.golden_answers))),
   'em_substring': Figure('contains a gold answer',
-                         lambda tree: substring_match(_said(tree), tree.question.golden_answers)),
+                         lambda tree: substring_match(tree.answer, tree.question.golden_answers)),
   'answer_recall': Figure('gold answer retrieved'),
   'searches': Figure('searches', lambda tree: tree.metrics['searches'], 1, '.2f', main=True),
   **{name: _number(name.replace('_', ' ')) for name in FOLDS},

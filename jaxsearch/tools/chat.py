@@ -4,7 +4,9 @@
 `choices[0].message.content`. A `Chat` can be a judge, a reader, or the writer of `jaxsearch.tools.simulated`.
 """
 
+import collections
 import os
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +45,7 @@ class Chat(JsonClient):
     super().__init__(addresses, token=key, **{'timeout': 60.0, 'attempts': 5, 'backoff': 0.5} | options)
     self._settings = {'model': model, 'temperature': temperature, 'max_tokens': max_tokens}
     self._concurrency, self._cache = concurrency, Cache(cache)
+    self._in_a_row, self._again = collections.deque(maxlen=2 * concurrency), 0.0  # failures; see `replies`
     self._reasons = False  # whether it turned out to be an OpenAI reasoning model
     self._hint = '' if key else f' ({KEY} holds no key)'
 
@@ -77,21 +80,21 @@ class Chat(JsonClient):
               seeds: Sequence[int | None] | None = None) -> list[str | ChatError]:
     """Returns the replies to all prompts, `concurrency` at a time; a `ChatError` stands where one failed.
 
-    After twice as many failures in a row that may pass, the others fail at once: a server that is gone would
-    hold a step for hours.
+    After twice as many failures in a row that may pass, prompts fail at once for a minute: a server that is
+    gone would hold a step for hours.
     """
-    failed, most = [], 2 * self._concurrency
-
     def reply(prompt, seed):
-      if gone := failed[most - 1:]:
-        return gone[0]
+      failed = list(self._in_a_row)
+      if len(failed) == self._in_a_row.maxlen and time.monotonic() < self._again:
+        return failed[-1]
       try:
         text = self.reply(prompt, seed)
       except ChatError as error:
         if error.fault in MAY_PASS:
-          failed.append(error)
+          self._in_a_row.append(error)
+          self._again = time.monotonic() + 60
         return error
-      failed.clear()
+      self._in_a_row.clear()
       return text
 
     with ThreadPoolExecutor(self._concurrency) as pool:

@@ -60,7 +60,7 @@ class HttpSearch(JsonClient):
 
   def __init__(self, url: str, *, cache: str | os.PathLike | None = None, replay: bool = False, **options):
     super().__init__(url.split(','), **options)
-    self._cache, self._corpus = Cache(cache, replay), ''  # what the server says it serves
+    self._cache, self._corpus = Cache(cache, replay), ''  # what the server said that it serves
     together = lambda topk: functools.partial(self._ask_together, topk=topk)
     workers = REQUESTS * len(self._addresses)
     self._batched = functools.cache(lambda topk: DynamicBatcher(together(topk), workers, MAX_QUERIES))
@@ -114,7 +114,8 @@ class HttpSearch(JsonClient):
           raise
       except (ValueError, LookupError, TypeError):
         break
-    return self.identity
+    self._corpus = self.identity
+    return self._corpus
 
   def _ask(self, queries: Sequence[str], topk: int) -> list[list[Document]]:
     def document(hit: Hit) -> Document:

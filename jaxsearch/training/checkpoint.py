@@ -41,6 +41,7 @@ Store = ocp.CheckpointManager  # opaque to others, but for `close`
 BARRIER = 'jaxsearch'  # begins the names of Orbax's barriers
 WAITS = 10, 60  # seconds, where a network fails while a checkpoint is read
 NETWORK = (errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ENETUNREACH, errno.EHOSTUNREACH)
+DISK = errno.EIO, errno.EREMOTEIO  # broken for good, or a network's that is slow
 
 
 class BrokenCheckpoint(ValueError):
@@ -125,7 +126,8 @@ def restore_host(manager: Store, step: int) -> dict[str, Any]:
 def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
   """Reads items; files that are cut short, empty or gone, for any process, are a BrokenCheckpoint of all.
 
-  Where only a network or its disk fails, it is tried again, then a ConnectionError: nothing is broken.
+  Where a network or a disk fails, it is tried again. Then that of a network is a ConnectionError: nothing is
+  broken.
   """
   for wait in (*WAITS, None):
     restored = error = None
@@ -137,14 +139,15 @@ def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
       error = caught
       ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # Orbax has the others wait there
     fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
-    faults = [(fault, passes) for fault, passes in transfer.gather_objects((fault, _passes(error))) if fault]
+    network = _passes(error)
+    faults = [one for one in transfer.gather_objects((fault, network, _number(error) in DISK)) if one[0]]
     if not faults:
       return restored
-    for fault, passes in faults:
-      if not passes:
+    for fault, network, disk in faults:
+      if not (network or disk):
         raise BrokenCheckpoint(fault) from error
     if wait is None:
-      raise ConnectionError(fault) from error
+      raise (ConnectionError if network else BrokenCheckpoint)(fault) from error
     say(f'{fault}; trying again in {wait} seconds')
     time.sleep(wait)
 
@@ -174,7 +177,7 @@ def _number(error: Exception | None) -> int | None:
 
 
 def _passes(error: Exception | None) -> bool:
-  """Tells whether what failed is a network or a disk in it."""
+  """Tells whether what failed is a network."""
   return (isinstance(error, (ConnectionError, TimeoutError)) or _number(error) in NETWORK
           or bool(re.search('UNAVAILABLE|DEADLINE_EXCEEDED', str(error))))
 

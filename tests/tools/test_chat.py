@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 
 import pytest
 
@@ -81,14 +82,17 @@ def test_replies_come_in_order_and_failures_stand_in_their_place():
   assert isinstance(slow, ChatError) and 'no complete response within 2 s' in slow.reason
 
 
-def test_a_server_that_is_gone_is_not_waited_for_by_every_prompt():
+def test_a_server_that_is_gone_is_not_waited_for_by_every_prompt(monkeypatch):
   status = [503]
   serve = lambda handler: handler.send_error(503) if status[0] == 503 else send(handler, json.dumps(told('A')).encode())
   with server(serve) as (url, seen):
     chat = Chat(url, 'm', attempts=1, concurrency=2)
     replies = chat.replies('abcdefghij')
     assert len(replies) == 10 and all(reply.status == 503 for reply in replies) and 4 <= len(seen) <= 5
-    status[0] = 200
+    status[0], asked = 200, len(seen)
+    assert chat.replies('a')[0].status == 503 and len(seen) == asked
+    now = time.monotonic()
+    monkeypatch.setattr(time, 'monotonic', lambda: now + 61)
     assert chat.replies('ab') == ['A', 'A']
 
 

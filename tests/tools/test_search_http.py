@@ -105,7 +105,7 @@ def test_a_server_that_is_down_costs_no_search_that_is_kept(tmp_path):
 def test_results_of_a_server_that_tells_no_corpus_are_kept_by_its_address(page, tmp_path):
   with server(page, (200, GOOD)) as (url, seen):
     client = HttpSearch(url, cache=tmp_path / 'searches', **FAST)
-    assert client.search(['x', 'x'], 1) == [[PARIS]] * 2
+    assert client.search(['x', 'x'], 1) == [[PARIS]] * 2 == client.search(['x', 'x'], 1)
     asked = [path for path, _, _ in seen]
     HttpSearch(f'{url}?corpus=other', cache=tmp_path / 'searches', **FAST).search(['x'], 1)
   assert asked == ['/health', '/retrieve'] and seen[-1][0] == '/retrieve?corpus=other'

@@ -144,7 +144,8 @@ def test_a_newest_checkpoint_that_is_damaged_is_passed_over_and_made_again(two_c
 
 
 @pytest.mark.parametrize('error', [
-  OSError(errno.ESTALE, 'Stale file handle'), ValueError('UNAVAILABLE: GCS is away'), TimeoutError()])
+  OSError(errno.ESTALE, 'Stale file handle'), OSError(errno.EIO, 'Input/output error'), TimeoutError(),
+  ValueError('UNAVAILABLE: GCS is away')])
 def test_where_a_network_fails_it_is_tried_again_and_nothing_is_broken(two_checkpoints, monkeypatch, capsys, error):
   monkeypatch.setattr(checkpoint, 'WAITS', (0, 0))
   with checkpoint.open_checkpoints(two_checkpoints[0]) as manager:
@@ -161,9 +162,11 @@ def test_where_a_network_fails_it_is_tried_again_and_nothing_is_broken(two_check
     assert checkpoint.newest(manager, lambda step: checkpoint.restore_host(manager, step))['step'] == 2
     assert tries == [2] * 3 and capsys.readouterr().err.count('; trying again in 0 seconds\n') == 2
     most = 9
-    with pytest.raises(ConnectionError, match='checkpoints/2 cannot be read') as raised:
-      checkpoint.newest(manager, lambda step: checkpoint.restore_host(manager, step))
-  assert cli.explain(raised.value)[0] == 75
+    broken = getattr(error, 'errno', None) == errno.EIO
+    kind = checkpoint.BrokenCheckpoint if broken else ConnectionError
+    with pytest.raises(kind, match='checkpoints/2 cannot be read') as raised:
+      checkpoint.restore_host(manager, 2)
+  assert cli.explain(raised.value)[0] == (2 if broken else 75)
 
 
 def test_with_no_checkpoint_left_there_is_one_line(two_checkpoints, tmp_path, capsys):

@@ -309,8 +309,9 @@ def test_a_dead_server_is_said_at_once_and_stops_the_run(remote, capsys):
   remote.eval.every = 6
   with server() as (remote.search.url, _):
     pass  # nobody is there any more
-  stops = (r'step 2: most searches, judgements or calls of a service failed in 2 steps in a row \(search.max_failed_steps=2\)\. '
-           r'10 of 10 searches failed; the last: SearchError: .*; the last checkpoint is that of step 1; ')
+  stops = (r'step 2: most searches, judgements or calls of a service or tool failed in 2 steps in a row '
+           r'\(search.max_failed_steps=2\)\. 10 of 10 searches failed; the last: SearchError: .*; '
+           r'the last checkpoint is that of step 1; ')
   with pytest.raises(run_folder.RunStopped, match=stops):
     loop.train(remote, held_out)
   said = failures(capsys)
@@ -339,7 +340,7 @@ def test_a_judge_that_is_down_is_said_and_stops_the_run(remote, monkeypatch, cap
   remote.search.update(backend='bm25', max_failed_steps=2)
   with server((404, {})) as (url, _):
     remote.judge.update(kind='chat', url=url, model='judge')
-    with pytest.raises(run_folder.RunStopped, match='calls of a service failed in 2 steps in a row'):
+    with pytest.raises(run_folder.RunStopped, match='calls of a service or tool failed in 2 steps in a row'):
       loop.train(remote)
   names = 'service_calls', 'service_calls_failed', 'searches_failed', 'failed_steps_in_a_row'
   assert rows_of(remote, *names) == [(10, 10, 0, 1), (10, 10, 0, 2)]
