@@ -10,7 +10,7 @@ the paper's tables 1 to 5 and 7 evaluate with the simulator. PROMPTS holds the p
 useful.txt and noisy.txt (see trees/templates.py); without it our own are used. In the paper's Search-R1 setting:
 --config.search.backend=http --config.search.url=http://retriever:8000/retrieve --config.search.topk=3
 --config.sampler.max_observation=500. GRPO-Full makes twice as many updates a step: --config.credit.strategy=full
---config.optim.lr_warmup_updates=1152. Not run by us at this size.
+--config.optim.lr_warmup_updates=1158. Not run by us at this size.
 """
 
 from configs import cusearch, search_r1_grpo_qwen2_5_3b
@@ -31,5 +31,5 @@ def get_config():
                        url='http://127.0.0.1:8000/v1', noise_start=0.0, noise_end=0.5, noise_eval=0.5)
   config.sampler.max_observation = 2048
   config.sampler.slots = 96  # of each process: a step has 192 chains, so that two hosts are full and more slots would be empty
-  config.optim.lr_warmup_updates = 576  # 192 steps of three updates: 95 % of 203, rounded down as verl does
+  config.optim.lr_warmup_updates = 579  # 193 steps of three updates
   return config.lock()

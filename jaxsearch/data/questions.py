@@ -56,7 +56,8 @@ def checked(metadata: dict, place: str) -> dict:
     if key in metadata:
       field(metadata, key, kind, f'{place}: metadata')
   if metadata.get('match', 'exact') not in RULES:
-    raise DataError(f"{place}: metadata: 'match' must be one of {', '.join(RULES)}, not {metadata['match']!r}")
+    given = metadata['match']
+    raise DataError(f"{place}: metadata: 'match' must be one of {', '.join(RULES)}, not {given!r}")
   return metadata
 
 

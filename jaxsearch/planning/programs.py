@@ -16,7 +16,13 @@ from jaxsearch import setup
 from jaxsearch.models.architecture import parameter_shapes
 from jaxsearch.parallel import mesh as meshes, targets, transfer
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.training import batch as batches, learner as learners, saved_policies, state as states, step as steps
+from jaxsearch.training import (
+  batch as batches,
+  learner as learners,
+  saved_policies,
+  state as states,
+  step as steps,
+)
 
 # Any tokenizer will do: no size depends on it.
 TOKENIZER = types.SimpleNamespace(

@@ -40,7 +40,8 @@ Loaded = TypeVar('Loaded')
 Store = ocp.CheckpointManager  # opaque to others, but for `close`
 BARRIER = 'jaxsearch'  # begins the names of Orbax's barriers
 WAITS = 10, 60  # seconds, where a network fails while a checkpoint is read
-NETWORK = (errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ENETUNREACH, errno.EHOSTUNREACH)
+NETWORK = (errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ENETUNREACH,
+           errno.EHOSTUNREACH)
 DISK = errno.EIO, errno.EREMOTEIO  # broken for good, or a network's that is slow
 
 
@@ -137,7 +138,7 @@ def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
       raise
     except Exception as caught:
       error = caught
-      ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # Orbax has the others wait there
+      ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # the others wait there
     fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
     network = _passes(error)
     faults = [one for one in transfer.gather_objects((fault, network, _number(error) in DISK)) if one[0]]

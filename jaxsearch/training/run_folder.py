@@ -226,8 +226,8 @@ class RunFolder(contextlib.ExitStack):
     failed, most = row.get('failed_steps_in_a_row', 0), self.config.search.max_failed_steps
     if 0 < most <= failed:
       raise RunStopped(
-        f'step {step}: most searches, judgements or calls of a service or tool failed in {failed} steps in a row '
-        f'(search.max_failed_steps={most}). '
+        f'step {step}: most searches, judgements or calls of a service or tool failed in {failed} steps in a '
+        f'row (search.max_failed_steps={most}). '
         f'{requests.failing(row)}; {self._saved()}; once they work, rerun the same command to resume')
 
   def publish(self) -> None:

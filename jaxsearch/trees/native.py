@@ -203,7 +203,7 @@ def _as_hermes(call: Any) -> str:
   """Returns a call of a server's as Hermes writes it, its arguments as the policy wrote them."""
   match call:
     case {'function': {'name': str(name), 'arguments': str() | None as arguments}}:
-      arguments = (arguments or '{}').replace('</', r'<\/')  # JSON reads the same, and no tag in it ends the call
+      arguments = (arguments or '{}').replace('</', r'<\/')  # the same JSON; no tag in it ends the call
       return f'<tool_call>\n{{"name": {as_json(name)}, "arguments": {arguments}}}\n</tool_call>'
   return f'<tool_call>\n{as_json(call)}\n</tool_call>'  # malformed
 

@@ -12,7 +12,10 @@ import functools
 import jax
 import jax.numpy as jnp
 from jax.experimental.pallas.ops.gpu import attention as for_gpu
-from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as for_tpu, splash_attention_mask as masks
+from jax.experimental.pallas.ops.tpu.splash_attention import (
+  splash_attention_kernel as for_tpu,
+  splash_attention_mask as masks,
+)
 
 from jaxsearch.models.kernels import tree_attention
 
