@@ -140,8 +140,8 @@ def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
       error = caught
       ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # the others wait there
     fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
-    network = _passes(error)
-    faults = [one for one in transfer.gather_objects((fault, network, _number(error) in DISK)) if one[0]]
+    told = transfer.gather_objects((fault, _of_network(error), _number(error) in DISK))
+    faults = [one for one in told if one[0]]
     if not faults:
       return restored
     for fault, network, disk in faults:
@@ -177,7 +177,7 @@ def _number(error: Exception | None) -> int | None:
   return int(code[1]) if code else getattr(error, 'errno', None)
 
 
-def _passes(error: Exception | None) -> bool:
+def _of_network(error: Exception | None) -> bool:
   """Tells whether what failed is a network."""
   return (isinstance(error, (ConnectionError, TimeoutError)) or _number(error) in NETWORK
           or bool(re.search('UNAVAILABLE|DEADLINE_EXCEEDED', str(error))))

@@ -151,7 +151,8 @@ def count_failed_steps(run: RunFolder, row: dict[str, Any], before: dict[str, An
   """
   failed, most = 0, run.config.search.max_failed_steps
   kinds = requests.SEARCHES, requests.SERVICES, requests.JUDGEMENTS  # without them no reward says anything
-  gone = sum(row.get(f'{requests.TOOLS.failed}_{fault}', 0) for fault in MAY_PASS)  # not its mistakes
+  # Of all tools those whose server is gone; the policy's own mistakes do not count.
+  gone = sum(row.get(f'{requests.TOOLS.failed}_{fault}', 0) for fault in MAY_PASS)
   if any(requests.mostly_failed(row, kind) for kind in kinds) or 2 * gone > row.get(requests.TOOLS.asked, 0):
     failed = 1 + (history[-1].get('failed_steps_in_a_row', 0) if history else 0)
   if message := requests.failing(row, before):
