@@ -56,7 +56,6 @@ from benchmarks import sampler, train_step
 from benchmarks.accelerator_kernels import (
   decoding_settings,
   kernels,
-  normal,
   paged_kernel,
   quantised_product,
   rows_kernel,
@@ -134,10 +133,8 @@ def limits(size: int) -> dict[str, float]:
     return held
 
   bytes_per_second = 2e3 * size / timed(copy)['ms_least']
-  held, flops = None, 0.0
-  for n in (1024, 4096, 8192) if size >= 2**30 else (256, 512):
-    a, product = normal(0, n, n), jax.jit(jnp.dot)  # random: of equal numbers products are faster on GPUs
-    flops = max(flops, 2e3 * n**3 / timed(lambda: product(a, a))['ms_least'])
+  held = None
+  flops = train_step.machine_flops('bfloat16', (1024, 4096, 8192) if size >= 2**30 else (256, 512))
   return {'gbytes_per_second': bytes_per_second / 1e9, 'tflops': flops / 1e12}
 
 

@@ -59,6 +59,7 @@ from jaxsearch.tools.bm25 import BM25
 from jaxsearch.tools.search_http import HttpSearch
 
 SETS = ('hotpotqa', '2wikimultihopqa', 'bamboogle')
+LOST = 3600  # seconds, after which a child process is taken for dead
 
 
 def rate(call, items, least=1.0):
@@ -188,10 +189,8 @@ def measure(flags, whole, lists, encoder, figures):
   for kind, found in ranked.items():
     hits = np.array([hit(question, numbers[:3]) for question, numbers in zip(every, found)])
     figures[f'recall3_{kind}'] = 100 * hits.mean()
-    first = 0
-    for name, own in questions.items():
-      figures[f'recall3_{kind}_{name}'] = 100 * hits[first:first + len(own)].mean()
-      first += len(own)
+    parts = np.split(hits, np.cumsum([*map(len, questions.values())])[:-1])
+    figures |= {f'recall3_{kind}_{name}': 100 * part.mean() for name, part in zip(questions, parts)}
 
   judge, plain = BM25(documents), rank_bm25.BM25Okapi([words(text) for text in searched], k1=0.9, b=0.4)
   same = [[documents[number].id for number in numbers] == [one.id for one in found]
@@ -344,17 +343,17 @@ def kill_and_resume(flags, folder, context):
   start = time.perf_counter()
   child = context.Process(target=build_synthetic, args=(corpus, folder, steps))
   child.start()
-  while (killed := steps.get())[0] != 'dense' or killed[1] <= flags.synthetic / 2:
+  while (killed := steps.get(timeout=LOST))[0] != 'dense' or killed[1] <= flags.synthetic / 2:
     pass
   os.kill(child.pid, signal.SIGKILL)
   child.join()
   steps = context.Queue()  # the killed process may have held the lock of the old one
   child = context.Process(target=build_synthetic, args=(corpus, folder, steps))
   child.start()
-  first = step = steps.get()
+  first = step = steps.get(timeout=LOST)
   while step[0] != 'done':
     print(*step, flush=True)
-    peak, step = max(peak, psutil.Process(child.pid).memory_info().rss), steps.get()
+    peak, step = max(peak, psutil.Process(child.pid).memory_info().rss), steps.get(timeout=LOST)
   child.join()
   return {'killed_at': killed[1], 'resumed_at': first[1], 'build_seconds': time.perf_counter() - start,
           'build_gib': peak / 2**30, 'disk_gib': sum(index.read_manifest(folder)['files'].values()) / 2**30}
@@ -366,7 +365,7 @@ def load(flags, folder, kind, context):
   server = context.Process(target=serve_synthetic, args=(folder, kind, addresses))
   start = time.perf_counter()
   server.start()
-  url = f'http://127.0.0.1:{addresses.get()}/retrieve'
+  url = f'http://127.0.0.1:{addresses.get(timeout=LOST)}/retrieve'
   HttpSearch(url, timeout=60, attempts=100).search(['w0'])  # waits until it listens
   figures, seconds = {'start_seconds': time.perf_counter() - start}, []
   left, lock = iter(range(flags.requests)), threading.Lock()

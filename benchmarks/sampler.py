@@ -116,18 +116,16 @@ def grow(engine, lengths, search_seconds=None, seed=0):
 
 def rates():
   """(floating-point operations, bytes) per second of a large matrix product and of a pass over memory in place."""
-  def best(function, value, repeats=5):
-    seconds = []
-    for _ in range(repeats):
-      start = time.perf_counter()
-      value = jax.block_until_ready(function(value))
-      seconds.append(time.perf_counter() - start)
-    return min(seconds)
-
   n, size = (2048, 64 << 20) if jax.default_backend() == 'cpu' else (8192, 512 << 20)
-  product = best(jax.jit(lambda a: a @ a * (1 / n)), jnp.ones((n, n), CONFIG.dtype))
-  copy = best(jax.jit(lambda a: a + 1, donate_argnums=0), jnp.zeros(size))
-  return 2 * n**3 / product, 2 * 4 * size / copy
+  a, square = jax.random.normal(jax.random.key(0), (n, n), CONFIG.dtype), jax.jit(lambda a: a @ a)
+  held, add = jnp.zeros(size), jax.jit(lambda a: a + 1, donate_argnums=0)
+
+  def copy():
+    nonlocal held
+    held = jax.block_until_ready(add(held))
+
+  product = best_seconds(lambda: square(a).block_until_ready(), 5)
+  return 2 * n**3 / product, 2 * 4 * size / best_seconds(copy, 5)
 
 
 def least_seconds(turns, flops_rate, byte_rate):

@@ -19,32 +19,18 @@ SHARE = '>= 0 and <= 1'  # probabilities and discounts too
 WEIGHT = '>= 0'
 
 FIELDS = {
-  'steps': COUNT,
-  'questions_per_step': COUNT,
-  'group_size': COUNT,
   'seed': '>= 0 and <= 4294967295',
   'dtype': ('float32', 'bfloat16'),
   'remat': ('none', 'dots', 'full'),
   'attention': ('auto', 'flash', 'dense'),
-  'checkpoint_every': COUNT,
-  'keep_checkpoints': COUNT,
   'log': ('wandb', 'trackio'),
   'rollouts': '= -1 or >= 0',
-  'profile': COUNT,
-
-  'data.hops': COUNT,
-  'data.number': '>= 0',
 
   '*.backend': tuple(BACKENDS),
   **{f'search.{name}': rule for backend in BACKENDS.values() for name, rule in backend.checks.items()},
   'search.engine': ('rank_bm25', 'sparse'),
-  'search.max_failed_steps': '>= 0',
-  'search.words': '>= 0',
   'search.writer': ('world', 'chat', 'model'),
-  'search.noise': SHARE,
   'search.noise_each': ('call', 'query'),
-  'search.writer_temperature': '>= 0',
-  'search.price': '>= 0',
 
   'tools': tuple(tools.TOOLS),
 
@@ -56,75 +42,33 @@ FIELDS = {
 
   'sampler.weights': ('same', 'int8', 'fp8'),
   'sampler.engine': ('jax', 'vllm', 'sglang', 'llama_cpp'),
-  'sampler.temperature': '> 0',
-  'sampler.max_observation': COUNT,
-  'sampler.tool_workers': COUNT,
-  'sampler.episode_deadline': '> 0',
-  'sampler.pages': '>= 0',
-  'sampler.tensor': '>= 0',
-  'sampler.segment_steps': '>= 0',
-  'sampler.enough': '>= 0',
-  'sampler.prefill_lengths': COUNT,
-  'sampler.prefill_tokens': '>= 0',
 
-  'train.micro_rows': COUNT,
-  'train.epochs': COUNT,
-  'train.mini_batch': '>= 0',
   'train.async_steps': '= 0 or = 1',
-  'train.carry': '>= 0',
-  'train.refill': '>= 0',
   'train.old_logprobs': ('sampler', 'recompute'),
-  'train.chunk': COUNT,
   'train.aggregate': ('token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
   'train.penalties': (
     '', 'token-mean', 'seq-mean-token-mean', 'seq-mean-token-sum', 'step-mean', 'span-mean'),
 
   'loss.kind': ('clip', 'cispo', 'gspo'),
-  'loss.clip_low': '>= 0 and <= 1',
-  'loss.clip_high': WEIGHT,
   'loss.dual_clip': '> 1',
   'loss.importance': ('token', 'token-mask', 'sequence', 'sequence-mask'),
-  'loss.importance_floor': SHARE,
   'loss.importance_cap': '= 0 or >= 1',
-  'loss.kl_coef': WEIGHT,
-  'loss.entropy_coef': WEIGHT,
 
   '*.schedule': ('constant', 'cosine'),
   'optim.b1': '>= 0 and < 1',
   'optim.b2': '>= 0 and < 1',
-  'optim.eps': '> 0',
-  'optim.clip_norm': '> 0',
-  'optim.max_skipped': COUNT,
 
-  'lora.rank': '>= 0',
-  'lora.alpha': '> 0',
   'lora.targets': ('q', 'k', 'v', 'o', 'gate', 'up', 'down'),
 
-  'critic.value_clip': '> 0',
-  'critic.coef': WEIGHT,
-  'critic.backbone_rate': '>= 0',
-
-  'sft.per_step': COUNT,
-
-  'eval.every': '>= 0',
-  'eval.number': '>= 0',
-  'eval.temperatures': '>= 0',
   'eval.right': ('em', 'em_entity'),
 
   'monitor.action': ('warn', 'stop'),
-  'monitor.window': COUNT,
-  'monitor.patience': COUNT,
   **{f'monitor.{name}': '> 0' for name in ('logprob_fall', 'logprob_gap', 'entropy_high', 'kl', 'grad_norm')},
-  'monitor.entropy_low': WEIGHT,
   'monitor.length_fall': '> 1',
   'monitor.length_growth': '> 1',
   **{f'monitor.{name}': SHARE for name in (
     'cut', 'malformed', 'groups_alike_wrong', 'judge_gap', 'repetition', 'gibberish')},
 
-  'mesh.data': '= -1 or >= 1',
-  'mesh.fsdp': '= -1 or >= 1',
-  'mesh.tensor': '= -1 or >= 1',
-  'distributed.num_processes': '= -1 or >= 1',
   'distributed.process_id': '>= -1',
 
   # Of search, sampler, judge and reader.
@@ -143,23 +87,12 @@ FIELDS = {
   '*.refiner': ('policy', 'frozen', 'random'),
   '*.eta': '> 0',
   '*.rewards': ('judge', 'outcome', 'completed', 'final', 'none'),
-  'credit.process_unsearched': SHARE,
-  'credit.gamma': SHARE,
-  'credit.lam': SHARE,
   'credit.level': ('segment', 'token', 'trajectory'),
   'credit.estimator': ('grpo', 'ppo'),
   **{f'credit.{name}': WEIGHT for name in (
     'evidence_weight', 'gamma_evidence', 'gamma_answer', 'key_weight', 'weight')},
   'credit.strategy': ('full', 'random', 'topk_reward', 'auto', 'phase', 'anti', 'within'),
-  'credit.keep': COUNT,
-  'credit.max_depth': COUNT,
-  'credit.format_weight': SHARE,
-  'credit.window': COUNT,
   'credit.singleton': ('raw', 'zero'),
-  'sizes.smallest': COUNT,
-  'sizes.largest': COUNT,
-  'sizes.prior': SHARE,
-  'sizes.strength': '> 0',
 
   '*.classifier': ('policy', 'model'),
 
@@ -172,19 +105,9 @@ FIELDS = {
   'critic_warmup.trajectories': '>= 2',
   'critic_warmup.held_out': '> 0 and < 1',
   'critic_warmup.trees': '>= 4',  # one of each bucket
-  'critic_warmup.head_rate': '> 0',
-  'critic_warmup.backbone_rate': '>= 0',
-  'critic_warmup.min_updates': '>= 0',
   'critic_warmup.gate.explained': '<= 1',
 
   # configs/world_policy.py and world_beds.py: their stages, and the shares of what a stage trains on.
-  'gate.em': SHARE,
-  'growing.group_size': COUNT,
-  'growing.steps': COUNT,
-  'growing.questions_per_step': COUNT,
-  'gate.number': COUNT,
-  'reading.whole': SHARE,
-  'reader.whole': SHARE,
   '*.sharpen': '> 0',
   **{f'carl.gate.{figure}': SHARE for figure in ('by_heart', 'guessed', 'best')},
 
@@ -201,6 +124,27 @@ FIELDS = {
   **{f'*.{name}': '>= 0' for name in (
     'learning_rate', 'lr_warmup_updates', 'max_turns', 'max_revisions', 'branches', 'extra', 'weight_decay', 'early_bonus',
     'one_passage', 'bridge', 'free_text', 'composed', 'described', 'HotpotQA')},
+
+  # Single fields of one rule.
+  **dict.fromkeys((
+    'steps', 'questions_per_step', 'group_size', 'checkpoint_every', 'keep_checkpoints', 'profile', 'data.hops',
+    'sampler.max_observation', 'sampler.tool_workers', 'sampler.prefill_lengths', 'train.micro_rows', 'train.epochs',
+    'train.chunk', 'optim.max_skipped', 'sft.per_step', 'monitor.window', 'monitor.patience', 'credit.keep', 'credit.max_depth',
+    'credit.window', 'sizes.smallest', 'sizes.largest', 'growing.group_size', 'growing.steps', 'growing.questions_per_step',
+    'gate.number'), COUNT),
+  **dict.fromkeys((
+    'data.number', 'search.max_failed_steps', 'search.words', 'search.writer_temperature', 'search.price', 'sampler.pages',
+    'sampler.tensor', 'sampler.segment_steps', 'sampler.enough', 'sampler.prefill_tokens', 'train.mini_batch', 'train.carry',
+    'train.refill', 'loss.clip_high', 'loss.kl_coef', 'loss.entropy_coef', 'lora.rank', 'critic.coef', 'critic.backbone_rate',
+    'eval.every', 'eval.number', 'eval.temperatures', 'monitor.entropy_low', 'critic_warmup.backbone_rate',
+    'critic_warmup.min_updates'), WEIGHT),
+  **dict.fromkeys((
+    'sampler.temperature', 'sampler.episode_deadline', 'optim.eps', 'optim.clip_norm', 'lora.alpha', 'critic.value_clip',
+    'sizes.strength', 'critic_warmup.head_rate'), '> 0'),
+  **dict.fromkeys((
+    'search.noise', 'loss.clip_low', 'loss.importance_floor', 'credit.process_unsearched', 'credit.gamma', 'credit.lam',
+    'credit.format_weight', 'sizes.prior', 'gate.em', 'reading.whole', 'reader.whole'), SHARE),
+  **dict.fromkeys(('mesh.data', 'mesh.fsdp', 'mesh.tensor', 'distributed.num_processes'), '= -1 or >= 1'),
 }  # fmt: skip
 
 # {field: (the field that chooses a back end, engine or judge, its choices that do not read the field)}. It is a mistake to

@@ -6,7 +6,6 @@ servers do not answer in one and 3; Ctrl-C in one and 130. Any other error ends 
 `--traceback` shows where an error arose. The commands import JAX, `--help` does not.
 """
 
-import errno
 import os
 import pathlib
 import sys
@@ -15,6 +14,7 @@ import traceback
 from jaxsearch import __version__, flags
 from jaxsearch.commands import COMMANDS, GROUPS, replaced_fields, saved_config
 from jaxsearch.config_check import suggestion
+from jaxsearch.files import DISK, NETWORK
 from jaxsearch.parallel import memory
 from jaxsearch.training import RunStopped
 
@@ -26,9 +26,6 @@ Trains language models that learn when and how to search.
 configs/base.py for the fields.
 """
 
-# Of a network or its disks: what failed so may work when it is started again.
-PASSING = {getattr(errno, name, None) for name in (
-  'EIO', 'ESTALE', 'EAGAIN', 'EREMOTEIO', 'ETIMEDOUT', 'ECONNRESET', 'ENETUNREACH', 'EHOSTUNREACH')} - {None}
 ACCELERATORS = ('nvidia*', 'nvhost*', 'dxg', 'kfd', 'accel*', 'vfio/[0-9]*')  # of GPUs and TPUs in /dev
 
 
@@ -106,7 +103,7 @@ def explain(error: BaseException) -> tuple[int, str]:
   printable = ''.join(letter if letter.isprintable() else ' ' for letter in text)  # nothing steers a terminal
   status = error.status if isinstance(error, RunStopped) else 1 if isinstance(error, MemoryError) else 2
   if (type(error) is ConnectionError or isinstance(error, TimeoutError)
-      or (isinstance(error, OSError) and error.errno in PASSING)):
+      or (isinstance(error, OSError) and error.errno in NETWORK | DISK)):
     status = 75
   return 3 if servers else status, ' '.join(printable.split())
 

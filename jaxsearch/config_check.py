@@ -138,24 +138,25 @@ def _unknown(name: str, values: Mapping[str, Any], known: Sequence[str] | None) 
     yield f'{name}.{unknown} is no argument{near}'
 
 
-def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: str = '') -> None:
+def check_files(config: ml_collections.ConfigDict, used: Sequence[str], corpus: str = '',
+                services: Sequence[str] = ()) -> None:
   """Raises ValueError that lists the files and folders that a config names and that are not there.
 
   Args:
     used: the fields and groups that the command reads.
     corpus: what takes the place of `data.corpus`.
+    services: those that the command asks itself, beside the method's.
   """
   from jaxsearch import methods
   from jaxsearch.trees import templates
-  services, mistakes = getattr(methods.find_method(config.method), 'SERVICES', ()), []
+  services, mistakes = (*getattr(methods.find_method(config.method), 'SERVICES', ()), *services), []
   for backend in tools.declared().values() if 'search' in used else ():
     mistakes += backend.mistakes(config.search)
   needs = load_file(CHECKS).needs(config, services)
   for field, kind in needs.items():
     if f'{field}.'.startswith(tuple(f'{name}.' for name in used)):
-      value = config[field]
-      shown, value = ('--corpus', corpus) if corpus and field == 'data.corpus' else (field, value)
-      mistakes += _missing(shown, kind, value)
+      given = corpus and field == 'data.corpus'
+      mistakes += _missing('--corpus', kind, corpus) if given else _missing(field, kind, config[field])
   if mistakes:
     raise ValueError('; '.join(mistakes))
   for name in ('judge', 'second_judge'):

@@ -2,11 +2,16 @@
 followed."""
 
 import contextlib
+import errno
 import json
 import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
+
+# Of a network, and of disks, which may be a network's: what failed so may work when it is tried again.
+NETWORK, DISK = ({getattr(errno, name, None) for name in names} - {None} for names in (
+  ('ESTALE', 'EAGAIN', 'ETIMEDOUT', 'ECONNRESET', 'ENETUNREACH', 'EHOSTUNREACH'), ('EIO', 'EREMOTEIO')))
 
 
 def write_whole(path: str | os.PathLike, content: str | bytes) -> None:

@@ -226,7 +226,7 @@ def open_backend(config: ConfigDict, corpus: str = '', mesh: Mesh | None = None)
   parts = {source: opened(search, corpus=documents) for source, documents in corpora.items()}
 
   def find_part(source: str | None) -> SearchBackend:
-    if reads and source not in parts:
+    if source is None or (reads and source not in parts):
       raise ValueError(f'there is nothing to search for questions of {source or "no source"}')
     allowed = r'[\w-]+' if re.search(r'//[^/]*\{source}', search.url) else r'[\w-]+([./][\w-]+)*'
     if not re.fullmatch(allowed, str(source)):  # questions choose neither a host nor a folder above

@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
-from jaxsearch.rewards.match import normalize_answer
+from jaxsearch.rewards.match import answer_found
 from recipes.wiki_lookups import WORD, Lookup
 
 NAME = rf'{WORD}(?: (?:(?:of|the|de|van|von|and) )*{WORD}){{0,4}}'
@@ -46,9 +46,8 @@ def compose(found: Sequence[Lookup]) -> Iterator[Lookup]:
       place = f' {name}' in text and re.search(PLACE.format(name=re.escape(name)), text)
       for one, description in described[name] if place else ():
         asked = text[:place.start('name')] + description + text[place.end('name'):]
-        own, golds = f' {normalize_answer(asked)} ', (name, *two.question.golden_answers)
         apart = one.steps[0].passage != two.steps[0].passage and one.held_out == two.held_out
-        if apart and not any(f' {normalize_answer(gold)} ' in own for gold in golds):
+        if apart and not answer_found((name, *two.question.golden_answers), asked):
           question = dataclasses.replace(two.question, id=f'{two.question.id}_{one.question.id}', question=asked,
                                          metadata={'source': 'composed', 'attribute': name})
           finding = f'{description[0].upper()}{description[1:]} is {name}.'  # its sentence would be long

@@ -319,15 +319,13 @@ def mixed(questions: Sequence[Question], shares: Mapping[str, float]) -> list[Qu
   shares = {kind: share for kind, share in shares.items() if share}
   there = Counter(question.metadata.get('source') for question in questions)
   most = min((there[kind] / share for kind, share in shares.items()), default=0)
-  seen, places = Counter(), []
+  seen, placed = Counter(), []
   for question in questions:
     kind = question.metadata.get('source')
     if kind in shares:
-      places.append((seen[kind] + 0.5) / shares[kind])
+      placed.append(((seen[kind] + 0.5) / shares[kind], question))
       seen[kind] += 1
-  asked = (question for question in questions if question.metadata.get('source') in shares)
-  ordered = sorted(zip(places, asked), key=lambda pair: pair[0])
-  return [question for place, question in ordered if place <= most]
+  return [question for place, question in sorted(placed, key=lambda pair: pair[0]) if place <= most]
 
 
 def held_out(name: str) -> bool:

@@ -9,7 +9,7 @@ import datetime
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -26,7 +26,7 @@ from jaxsearch.methods import find_method
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.training import row_files
 from jaxsearch.training.saved_policies import VERSIONS
-from jaxsearch.trees.tree import Node, Tree
+from jaxsearch.trees.tree import Tree
 
 RUNS = pathlib.Path('docs/claims/runs')  # of studies at full size
 
@@ -40,11 +40,10 @@ class Bed:
   questions: Sequence[Question]
 
 
-def paths(name: str, hops: Sequence[int], number: int = 0) -> list[Question]:
-  """Returns the first questions of `name` that are plain paths of so many hops: no comparisons, no sums."""
-  found = [question for question in load_questions(name, hops=tuple(hops), arithmetic=False)
-           if question.metadata.get('operation') is None]
-  return found[:number or None]
+def paths(name: str, hops: Sequence[int]) -> list[Question]:
+  """Returns the questions of `name` that are plain paths of so many hops: no comparisons, no sums."""
+  return [question for question in load_questions(name, hops=tuple(hops), arithmetic=False)
+          if question.metadata.get('operation') is None]
 
 
 def open_bed(config: ConfigDict, questions: Sequence[Question], checkpoint: str = '', **grow: Any) -> Bed:
@@ -75,20 +74,12 @@ def grow(bed: Bed, seed: int, *, copies: int = 1, own: Callable | None = None,
   return [trees[start:start + copies] for start in range(0, len(trees), copies)]
 
 
-def cost(nodes: Iterable[Node]) -> int:
-  """Counts the tokens of spans: each is decoded or prefilled once, since the cache keeps what is shared."""
-  return sum(len(node.tokens) for node in nodes)
-
-
 def at_budget(tokens: Sequence[float], values: np.ndarray, budget: float) -> np.ndarray:
   """Returns the values [...] at `budget` tokens of a curve: values [N,...] at mean `tokens` [N], rising.
 
   Interpolates linearly between points; constant beyond the ends.
   """
-  tokens = np.asarray(tokens, float)
-  right = int(np.clip(np.searchsorted(tokens, budget), 1, len(tokens) - 1))
-  share = np.clip((budget - tokens[right - 1]) / (tokens[right] - tokens[right - 1]), 0, 1)
-  return (1 - share) * values[right - 1] + share * values[right]
+  return np.apply_along_axis(lambda of_one: np.interp(budget, tokens, of_one), 0, values)
 
 
 def decide(contrasts: Mapping[str, tuple[Estimate, float | None]]) -> list[dict]:

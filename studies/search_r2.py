@@ -24,7 +24,6 @@ from jaxsearch.rewards.match import normalize_answer
 from jaxsearch.trees.tree import Role
 from jaxsearch.world import chains
 from studies import common
-from studies.common import cost
 
 HOPS, REVISIONS = 3, 4
 FIRST = 212  # those before were looked at in the first run, whose reviewer missed the gate
@@ -63,7 +62,7 @@ def grow(question, tree, *, copies, max_tokens=64):
     """Returns (last span, tokens) of a chain from before step `kept` + 1."""
     behind = steps[kept].parent
     end = yield from write(behind, turns=spans - kept - 1)
-    return end, cost(end.path()) - cost(behind.path())
+    return end, end.length - behind.length
 
   def review(leaf, reviewer):
     """Returns (flawed step or 0, the trimmer's probabilities, tokens); a chain is read once by each."""
@@ -74,12 +73,12 @@ def grow(question, tree, *, copies, max_tokens=64):
         tree, leaf, threshold=0.0, refiner=REVIEWERS[reviewer], random_share=0.0, template='world')
       asked = [node for node in leaf.children if node.role is Role.PROMPT][-1]
       replies = (tree.tokenizer.encode(f' {step}') for step in range(len(cuts) + 1))
-      read[leaf, reviewer] = flawed, cuts, cost([asked]) + sum(map(len, replies))
+      read[leaf, reviewer] = flawed, cuts, len(asked.tokens) + sum(map(len, replies))
     flawed, cuts, tokens = read[leaf, reviewer]
     return flawed and int(tree.rng.choice(len(cuts), p=cuts)) + 1, cuts, tokens
 
   draft = yield from write(start(tree, question, 'world', False), turns=spans - 1)
-  steps, tokens = refiner.steps_of(draft), cost(draft.path())
+  steps, tokens = refiner.steps_of(draft), draft.length
   notes = {'right': right(draft), 'tokens': tokens, 'flaw': first_flaw(tree, draft), 'trails': {}}
   for name in REVIEWERS:
     flawed, cuts, _ = yield from review(draft, name)

@@ -174,7 +174,7 @@ def cost(tree: Tree, of: Estimator) -> int:
   groups = tree.root.data['groups'][:1 if of.whole else None]
   completed = of.whole or of.reward == 'EM'
   ends = [chain[-1 if completed else 0] for chains in groups for chain in chains[:of.k]]
-  return common.cost({node for end in ends for node in end.path()})
+  return sum(len(node.tokens) for node in {node for end in ends for node in end.path()})
 
 
 def read_rewards(of: Estimator, earned: Earned) -> np.ndarray:

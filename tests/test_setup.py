@@ -106,6 +106,8 @@ def test_a_question_is_searched_for_in_the_corpus_of_its_source(tmp_path):
   assert http.of('2wiki').url == 'http://127.0.0.1:9/2wiki' and http.of('2wiki') is http.of('2wiki')
   with pytest.raises(ValueError, match='by_source'):
     http.search(['river'])
+  with pytest.raises(ValueError, match='nothing to search for questions of no source'):
+    http.of(None)
   for source in '../other', '/etc', '':
     with pytest.raises(ValueError, match='fits into no address or path'):
       http.of(source)

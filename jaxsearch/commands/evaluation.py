@@ -202,6 +202,8 @@ def bench(config, flags) -> None:
   if not is_judged:
     refuse(flags, ('runs',), 'without questions of BrowseComp-Plus')
   is_judged = is_judged and config.judge.kind != 'world' and config.judge.model
+  if is_judged:
+    check_files(config, ('judge',), services=('judge',))
   judge = load_judge(config.judge, config.dtype) if is_judged else None
   if flags.url:
     agent = open_chat_agent(config, flags.url, flags.model, corpus=flags.corpus)
@@ -280,13 +282,12 @@ def view(_, flags) -> None:
     if not flags.out:
       raise UsageError('view needs --out F.html, or --serve')
   from jaxsearch.evaluation import view
-  from jaxsearch.files import write_whole
   sources = [view.Source(path) for path in (*flags.parts, getattr(flags, 'with')) if path]
   if flags.serve:
     with http_server.bind('127.0.0.1', 8002 if flags.port is None else flags.port) as listener:
       http_server.run(view.app(sources), listener, 'rollouts')
   else:
-    write_whole(flags.out, view.page(sources, flags.steps, flags.most))
+    write_result(flags.out, view.page(sources, flags.steps, flags.most))
     print(f'page: {flags.out}')
 
 
@@ -302,7 +303,7 @@ def judge(config, flags) -> None:
   """Compare two results of eval question by question: a language model scores six rubrics."""
   if config.judge.kind == 'world':
     raise UsageError("config.judge.kind='world' knows gold chains, not style: take 'local' or 'chat'")
-  check_files(config, ('judge',))
+  check_files(config, ('judge',), services=('judge',))
   from jaxsearch.evaluation import judge_pairs, results
   from jaxsearch.evaluation.manifest import made_with
   from jaxsearch.setup import load_judge

@@ -25,7 +25,7 @@ from jaxsearch.data import browsecomp_plus
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError, opened, read_array, read_records, unique
 from jaxsearch.data.questions import Question
-from jaxsearch.data.tables import STATE, question_of_row
+from jaxsearch.data.tables import STATE, is_table, question_of_row
 from jaxsearch.rewards.match import read_number
 
 FINQA_TOLERANCE = 0.01  # relative
@@ -97,7 +97,7 @@ def _hotpotqa_passages(row: dict) -> Passages:
 def pairs(value: Any) -> list[list]:
   """Returns pairs [title, ...]; two columns of one length are zipped."""
   if isinstance(value, dict):
-    others = next(column for name, column in value.items() if name != 'title')
+    others = next((column for name, column in value.items() if name != 'title'), ())
     value = zip(value['title'], others, strict=True)
   return [[title, other] for title, other in value]
 
@@ -266,8 +266,7 @@ def find(name: str, folder: Path) -> str:
   for inner, place in itertools.product(('', 'qa', 'data'), places):
     path = pathlib.Path(folder, inner, place)
     if path.is_file() or (path / STATE).is_file():
-      is_table = path.is_dir() or path.suffix == '.parquet'
-      flashrag = not SOURCES[source].reads_tables if is_table else _is_flashrag(path)
+      flashrag = not SOURCES[source].reads_tables if is_table(path) else _is_flashrag(path)
       return str(path) if flashrag else f'{source}:{path}'
   raise FileNotFoundError(f'{folder}: no {name} in it, such as {name}/{splits[0]}.jsonl or {name}.jsonl')
 

@@ -23,7 +23,11 @@ QRELS = ('qrel_evidence.txt', 'topics-qrels/qrel_evidence.txt')  # beside the qu
 def decrypt(text: str, password: str) -> str:
   """Decrypts a text: base64, XOR with the SHA-256 of the password, repeated. Raises ValueError."""
   key = hashlib.sha256(password.encode()).digest()
-  return bytes(map(int.__xor__, base64.b64decode(text, validate=True), itertools.cycle(key))).decode()
+  data = bytes(map(int.__xor__, base64.b64decode(text, validate=True), itertools.cycle(key)))
+  try:
+    return data.decode()
+  except UnicodeDecodeError as error:
+    raise ValueError(f'{KEY} is not the password of this file') from error
 
 
 def rows(path: str | os.PathLike) -> Iterator[tuple[str, dict]]:

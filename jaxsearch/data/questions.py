@@ -7,6 +7,7 @@ last key optional. Grain is imported when a stream is made, so that reading ques
 import dataclasses
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -55,6 +56,8 @@ def checked(metadata: dict, place: str) -> dict:
   for key, kind in ('source', str), ('match', str), ('tolerance', (int, float)):
     if key in metadata:
       field(metadata, key, kind, f'{place}: metadata')
+  if not 0 <= metadata.get('tolerance', 0) < math.inf:
+    raise DataError(f"{place}: metadata: 'tolerance' must be finite and >= 0, not {metadata['tolerance']!r}")
   if metadata.get('match', 'exact') not in RULES:
     given = metadata['match']
     raise DataError(f"{place}: metadata: 'match' must be one of {', '.join(RULES)}, not {given!r}")

@@ -27,7 +27,7 @@ from jaxsearch.parallel import transfer
 from jaxsearch.rewards.match import answer_found
 from jaxsearch.sampler.driver import Agent, rollout
 from jaxsearch.sampler.requests import Request, Sampling, add_failures, failing
-from jaxsearch.tools.calls import paid as paid_since, texts_of
+from jaxsearch.tools.calls import ToolCall, paid as paid_since, texts_of
 from jaxsearch.training import row_files
 from jaxsearch.training.rollout_file import note_call
 from jaxsearch.training.run_folder import FREE_FIELDS, check_searches, failures_of_all
@@ -55,7 +55,8 @@ class Watch:
     if request is None:
       self.ended.append(tree)
       self._counts[tree] = reply
-    elif any(answer_found(tree.question.golden_answers, text) for text in texts_of(reply)):
+    elif isinstance(request, ToolCall) and any(
+        answer_found(tree.question.golden_answers, text) for text in texts_of(reply)):
       self._retrieved.add(tree)
 
   def record(self, tree: Tree, timed: bool = False) -> dict[str, Any]:

@@ -24,19 +24,12 @@ Record = Mapping[str, Any]  # of an answer, see `record_of`
 
 
 class Figure(NamedTuple):
-  """A figure: how it is computed, and how people see its mean.
-
-  Attributes:
-    heading: of a column.
-    of: computes it from the tree of an answer; None where the rollout or competence.py does.
-    scale, digits: of what is shown; shares are shown in %.
-    main: reports and sweeps show it, where they have it.
-  """
-  heading: str
-  of: Callable[[Tree], float] | None = None
-  scale: float = 100
+  """A figure: how it is computed, and how people see its mean."""
+  heading: str  # of a column
+  of: Callable[[Tree], float] | None = None  # computes it; None where the rollout or competence.py does
+  scale: float = 100  # of what is shown: shares are shown in %
   digits: str = '.1f'
-  main: bool = False
+  main: bool = False  # reports and sweeps show it, where they have it
 
   def shown(self, value: float | None, low: float | None = None, high: float | None = None, *,
             sign: str = '') -> str:

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from jaxsearch.data.corpus import Document
-from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.tools.calls import NoRoom, ToolFailure
 from jaxsearch.trees.tree import Node, Tree
 
 STYLES = {'think': 'dim', 'search': 'bold cyan', 'answer': 'bold green'}
@@ -29,7 +29,7 @@ def show(console: Console, reply: Any) -> None:
     case str():  # what a program printed
       say(console, 'output', reply)
     case []:
-      say(console, 'found', 'nothing')
+      say(console, 'found', 'no room to show it' if isinstance(reply, NoRoom) else 'nothing')
     case [Document(), *_]:
       for document in reply:
         say(console, 'found', f'{document.title}: {document.text}')

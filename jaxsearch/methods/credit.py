@@ -65,7 +65,7 @@ def credit_with_critic(trees: Sequence[Tree], *, gamma: float, lam: float) -> di
   """
   chains = [valued_spans(tree) for tree in trees]
   lengths = [sum(len(node.tokens) for node in spans) for spans in chains]
-  shape = max(len(trees), 1), padded(max(lengths, default=1))
+  shape = padded(len(trees)), padded(max(lengths, default=1))
   rewards, values, mask = np.zeros(shape, np.float32), np.zeros(shape, np.float32), np.zeros(shape, bool)
   for row, (tree, spans, length) in enumerate(zip(trees, chains, lengths)):
     if spans:

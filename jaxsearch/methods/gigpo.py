@@ -37,13 +37,7 @@ def credit(groups: Groups, context: Context, *, gamma: float = 0.95, weight: flo
   """Sets `A = A_E + weight A_S`; A_S is 0 in a state that no other step began in.
 
   A_E compares what the chains of a question earned, A_S the discounted returns of steps from one state.
-
-  Args:
-    gamma: discount of a return, for each later step.
-    weight: omega.
-    invalid: what a span earns that neither calls a tool nor answers.
-    normalize_std: False divides by no deviation.
-    singleton: A_E of the only chain of a question, see `credit_groups`.
+  configs/gigpo.py explains the settings.
   """
   states = [collections.defaultdict(list) for _ in groups]  # of each question: state -> ([span], return)
   for group, of_question in zip(groups, states):

@@ -28,10 +28,7 @@ def grow(question: Question, tree: Tree, *, max_turns: int = 4, max_tokens: int 
   """Grows one chain as Search-R1 does; a span that was answered by an observation notes its `data['gain']`.
 
   A context in which remark and answer find no room gives no gain. tree.metrics['gain'] is the sum of them.
-
-  Args:
-    gains: False asks for none, for evaluation: gains need the gold answer.
-    remark: what the policy thinks before the gold answer.
+  They need the gold answer: evaluations set `gains=False`. configs/igpo.py explains the settings.
   """
   tree.metrics.update(found=0, gain=0.0)
   prompt = start(tree, question, template, chat, tools=max_turns > 0)
@@ -61,9 +58,7 @@ def credit(groups: Groups, context: Context, *, gamma: float = 1.0, joint: bool 
            no_answer: float = -2.0) -> None:
   """Sets `A_t = sum_{k>=t} gamma^(k-t) r_k`, r standardised over the question: gains apart from outcomes.
 
-  Args:
-    joint: True standardises gains and outcomes together, as the paper's first version does.
-    no_answer: what a chain without an answer earns.
+  configs/igpo.py explains the settings.
   """
   rewarded(groups, lambda tree: reward(tree, no_answer))
   chains = [[chain for tree in group if (chain := tree.nodes(Role.POLICY))] for group in groups]

@@ -26,10 +26,8 @@ def grow(question: Question, tree: Tree, *, extra: int = 2, success: Sequence[fl
          chat: bool = False) -> Growth[None]:
   """Grows a chain, then `extra` more, from those of its turns at which they may well end otherwise.
 
-  The tree's answer is that of the first chain; `extra=0` is Search-R1, for evaluation.
-
-  Args:
-    success: predicted from the prompt, from the first observation, …; the last holds for all later ones.
+  The tree's answer is that of the first chain; `extra=0` is Search-R1, for evaluation. configs/trace.py
+  explains the settings.
   """
   tree.metrics['found'] = 0
   prompt = start(tree, question, template, chat, tools=max_turns > 0)
@@ -47,9 +45,7 @@ def sizes(questions: Sequence[Question], group_size: int, context: Context, *, p
           strength: float = 2.0) -> list[int]:
   """Gives each question one tree, and the rest, up to `group_size` on average, where `mixed` gains most.
 
-  Args:
-    prior: the predicted success of a question that was not seen before.
-    strength: how many chains the prior counts as.
+  configs/trace.py explains the settings.
   """
   seen = context.memory.get('outcomes', {})
   right, number = np.array([seen.get(question.id, (0, 0)) for question in questions]).T

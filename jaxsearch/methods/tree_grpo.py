@@ -75,10 +75,7 @@ def credit(groups: Groups, context: Context, *, no_answer: float = 0.2, normaliz
   """Sets `A = A_intra + A_inter` on a chain: relative to those of its tree, and of all trees of its question.
 
   Logs the mean of a tree's chains as its reward; a group is alike if all chains of the question are.
-
-  Args:
-    no_answer: what is taken off a chain without an answer.
-    singleton: what a chain without another gets, see `credit_groups`.
+  configs/tree_grpo.py explains the settings.
   """
   earned = [[rewards(tree, no_answer) for tree in group] for group in groups]
   questions = [[chain for chains in of_trees for chain in chains] for of_trees in earned]

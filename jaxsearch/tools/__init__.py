@@ -34,28 +34,23 @@ class SearchBackend(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Backend:
-  """Declares a search back end. `settings` are the fields of config.search, read as attributes.
-
-  Attributes:
-    open: (settings, corpus=, seed=, generator=) -> SearchBackend. `corpus` has the passages, if `corpus`
-      below says so. `generator(model, temperature)` loads a language model: (prompts, seeds) -> replies.
-    fields: fields of config.search that configs/base.py does not list, with their defaults.
-    checks: their ranges, as in configs/checks.py.
-    needs: settings -> {field: kind} of what has to be set. Kinds: 'path' and 'model' must exist, 'url' is one
-      HTTP address or several separated by commas, 'name' is any text.
-    mistakes: settings -> what is wrong with its fields, asked whichever back end is chosen.
-    corpus: settings -> whether it searches the passages of config.data.corpus.
-    by_source: whether it may be opened for each source of questions: on the source's passages, or with the
-      source in place of '{source}' in its fields.
-    identity: settings -> what its results depend on, for manifests; 'corpus_hash' names the passages.
-  """
+  """Declares a search back end. `settings` are the fields of config.search, read as attributes."""
+  # (settings, corpus=, seed=, generator=) -> SearchBackend. `corpus` has the passages, if `corpus` below says
+  # so; `generator(model, temperature)` loads a language model: (prompts, seeds) -> replies.
   open: Callable[..., SearchBackend]
+  # Fields of config.search that configs/base.py does not list: defaults; ranges, as in configs/checks.py.
   fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   checks: Mapping[str, str | tuple[str, ...]] = dataclasses.field(default_factory=dict)
+  # settings -> {field: kind} of what has to be set. Kinds: 'path' and 'model' must exist, 'url' is one HTTP
+  # address or several separated by commas, 'name' is any text.
   needs: Callable[[Any], Mapping[str, str]] = lambda settings: {}
+  # settings -> what is wrong with its fields, asked whichever back end is chosen.
   mistakes: Callable[[Any], Iterable[str]] = lambda settings: ()
-  corpus: Callable[[Any], bool] = lambda settings: False
+  corpus: Callable[[Any], bool] = lambda settings: False  # whether it searches the passages of data.corpus
+  # Whether it may be opened for each source of questions: on the source's passages, or with the source in
+  # place of '{source}' in its fields.
   by_source: bool = False
+  # settings -> what its results depend on, for manifests; 'corpus_hash' names the passages.
   identity: Callable[[Any], Mapping[str, Any]] = lambda settings: {}
 
 

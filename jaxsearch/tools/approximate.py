@@ -103,11 +103,8 @@ def _trained(vectors: Vectors, precision: str) -> 'faiss.Index':
 
 
 class Lists:
-  """Searches the lists in a folder, which are mapped into memory; may be called from several threads.
-
-  Args:
-    probes: lists that a search looks into.
-  """
+  """Searches `probes` of the lists in a folder, which are mapped into memory; may be called from several
+  threads."""
 
   def __init__(self, folder: pathlib.Path, probes: int = 1):
     self._index = faiss.read_index(str(folder / 'lists.faiss'), faiss.IO_FLAG_MMAP)

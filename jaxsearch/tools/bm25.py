@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxsearch.data.corpus import Document, indexed, line_of, words
 from jaxsearch.tools import Backend, sparse
-from jaxsearch.tools.names import Names, named
+from jaxsearch.tools.names import Names
 from jaxsearch.tools.sparse import K1, NOTHING, B, Ranking
 
 
@@ -58,11 +58,12 @@ class BM25:
 
   def open(self, name: str) -> list[Document]:
     """Returns the passage with this id, else those with this title."""
-    return named(name, [self._passages[number] for number in self._names.find(name)])
+    return self._names.open(name)
 
   @functools.cached_property
   def _names(self) -> Names:
-    return Names((passage.id, passage.title) for passage in self._passages)
+    return Names(((passage.id, passage.title) for passage in self._passages),
+                 lambda numbers: [self._passages[number] for number in numbers])
 
 
 def _rank_bm25(texts: list[str]) -> Callable[[str, int], Ranking]:

@@ -63,33 +63,21 @@ TOOLS = Kind('tool_calls', 'tool_calls_failed', 'last_failure', 'tool calls')
 
 @dataclasses.dataclass(frozen=True)
 class Tools:
-  """The tools of a rollout.
-
-  Attributes:
-    search: a search back end; None if no tree searches.
-    topk: documents that a search returns.
-    python: sandbox with `run(code, functions) -> text`; None if no tree runs programs.
-    services: other models that a tree may `Ask`, by name.
-    deadline: seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang
-      the run: results are the same to the bit as long as no call exceeds it.
-    workers: calls that run at a time.
-    max_observation: tokens of one observation at most.
-    answer_reserve: tokens that an observation leaves free for an answer.
-    words: how many words of a passage a search shows, from its beginning; 0 is all.
-    searches: in the tools of one call, the error of each of its searches, or None.
-    offered: the tools that the policy may call by name, see tool.py.
-  """
-  search: Any = None
-  topk: int = 3
-  python: Any = None
-  services: Mapping[str, Callable] = dataclasses.field(default_factory=dict)
+  """The tools of a rollout."""
+  search: Any = None          # a search back end; None if no tree searches
+  topk: int = 3               # documents that a search returns
+  python: Any = None          # sandbox with `run(code, functions) -> text`; None if no tree runs programs
+  services: Mapping[str, Callable] = dataclasses.field(default_factory=dict)  # models that a tree may `Ask`
+  # Seconds until a call counts as failed, in the deterministic mode too, so that no tool can hang the run:
+  # results are the same to the bit as long as no call exceeds it.
   deadline: float = 60.0
-  workers: int = 16
-  max_observation: int = 512
-  answer_reserve: int = 32
-  words: int = 0
+  workers: int = 16           # calls that run at a time
+  max_observation: int = 512  # tokens of one observation at most
+  answer_reserve: int = 32    # tokens that an observation leaves free for an answer
+  words: int = 0              # of a passage a search shows, from its beginning; 0 is all
+  # In the tools of one call: the error of each of its searches, or None.
   searches: list[Exception | None] = dataclasses.field(default_factory=list)
-  offered: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  offered: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # by name, see tool.py
 
   def for_call(self, question: Question | None, number: int, call: int,
                searches: list[Exception | None]) -> 'Tools':
@@ -127,17 +115,11 @@ class Tools:
 
 
 class Request:
-  """Asks for a reply: a growing tree yields it.
-
-  Attributes:
-    node: the span that it follows, or None.
-    tool: the name by which it is counted and shown.
-    query: what was asked, for people; `about` says of what, where that is not plain.
-  """
-  node: Node | None
-  tool: str
-  query: str
-  about = ''
+  """Asks for a reply: a growing tree yields it."""
+  node: Node | None  # the span that it follows
+  tool: str          # the name by which it is counted and shown
+  query: str         # what was asked, for people
+  about = ''         # says of what, where that is not plain
 
   def submit(self, schedule: Any, pending: Any) -> None:
     """Has a `sampler.driver.Schedule` serve it: by its policy, by `start`, `join` or `set_reply`."""
@@ -168,12 +150,8 @@ class Request:
 
 
 class ToolCall(Request):
-  """A request that runs on the tools' threads while other slots decode.
-
-  Attributes:
-    show: the text that the method will write for a reply, by which it is measured; None is `written`.
-  """
-  show: Callable[[Any], str] | None = None
+  """A request that runs on the tools' threads while other slots decode."""
+  show: Callable[[Any], str] | None = None  # a reply as the method will write it; None: `written`
 
   def submit(self, schedule, pending):
     tools, episode = schedule.tools, pending.episode
@@ -206,11 +184,8 @@ class ToolCall(Request):
     return reply if isinstance(reply, str) else grammar.listed(reply)
 
   def cut(self, reply: Any, tools: Tools, room: int, tokenizer: Any) -> Any:
-    """Cuts text or documents so that what the method writes of them fits; other replies stay.
-
-    Args:
-      room: tokens that fit after `node`; `tools.answer_reserve` of them stay free.
-    """
+    """Cuts text or documents, as the method writes them, to the `room` tokens that fit after `node`, of which
+    `tools.answer_reserve` stay free; other replies stay."""
     room = min(tools.max_observation, room - tools.answer_reserve)
     show = self.show or functools.partial(self.written, special_tokens=tokenizer.special_tokens)
     if isinstance(reply, str):
@@ -224,17 +199,11 @@ class ToolCall(Request):
 
 @dataclasses.dataclass(frozen=True)
 class Call(ToolCall):
-  """Runs any host function; the reply is what it returned, or a ToolFailure where it raised.
-
-  Attributes:
-    function: called with the `Tools` of the rollout.
-    node: the span that asks. Text or documents are cut to the room after it.
-    tool: its name in counts (`calls_NAME`), records and viewers.
-    query: what it was asked, for people.
-  """
+  """Runs any host function; the reply is what it returned, text or documents cut to the room after `node`, or
+  a ToolFailure where it raised."""
   function: Callable[[Tools], Any]
   node: Node | None = None
-  tool: str = 'call'
+  tool: str = 'call'  # counted as `calls_NAME`
   query: str = ''
   show: Callable[[Any], str] | None = None
 
@@ -244,10 +213,7 @@ class Call(ToolCall):
 
 @dataclasses.dataclass(frozen=True)
 class Search(ToolCall):
-  """Asks the search back end; the reply is a list of documents, best first, cut to the room after `node`.
-
-  `show` writes Search-R1's observation if not given, see `ToolCall`.
-  """
+  """Asks the search back end; the reply is a list of documents, best first, cut to the room after `node`."""
   node: Node
   query: str
   show: Callable[[list[Document]], str] | None = None

@@ -36,7 +36,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -153,7 +153,7 @@ def make_app(path: str, model: type[BaseModel], handle: Callable[[Any], object],
     if token and not hmac.compare_digest(given, f'Bearer {token}'.encode()):
       raise HTTPException(401, 'a bearer token is needed', {'www-authenticate': 'Bearer'})
 
-  async def respond(request: Request) -> JSONResponse:
+  async def respond(request: Request) -> Response:
     start, status = time.perf_counter(), 200
     try:
       check_token(request)
@@ -176,6 +176,9 @@ def make_app(path: str, model: type[BaseModel], handle: Callable[[Any], object],
     except TimeoutError as error:
       status = 503
       raise HTTPException(503, f'the {name} took longer than {limits.seconds:g} s', RETRY) from error
+    except ClientDisconnect:  # nobody is left to answer
+      status = 499
+      return Response(status_code=status)
     except Exception as error:  # the client gets an answer and the log the cause
       status = 500
       logging.getLogger(__name__).exception('the %s failed', name)

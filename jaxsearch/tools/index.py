@@ -22,7 +22,7 @@ from jaxsearch.data.corpus import Document
 from jaxsearch.data.jsonl import DataError
 from jaxsearch.tools import Backend, sparse
 from jaxsearch.tools.dynamic_batcher import DynamicBatcher
-from jaxsearch.tools.names import Names, named
+from jaxsearch.tools.names import Names
 from jaxsearch.tools.sparse import NOTHING, Ranking
 
 FORMAT = 3       # of the files
@@ -99,12 +99,12 @@ class Passages:
   def open(self, name: str) -> list[Document]:
     """Returns the passage with this id, else those with this title. The first call reads all names."""
     with self._lock:
-      return named(name, self.read(self._names.find(name)))
+      return self._names.open(name)
 
   @functools.cached_property
   def _names(self) -> Names:
     with open(self._file.name, 'rb') as file:
-      return Names(json.loads(_HEAD.match(line)[0] + b']') for line in file)
+      return Names((json.loads(_HEAD.match(line)[0] + b']') for line in file), self.read)
 
 
 def fuse(bm25: Ranking, dense: Ranking, weight: float = DENSE_WEIGHT, *, depth: int = DEPTH) -> Ranking:
@@ -137,6 +137,7 @@ class Index:
     folder, self.dense = pathlib.Path(folder), None
     manifest = read_manifest(folder)
     self._passages = Passages(folder)
+    self.open = self._passages.open
     ranks = json.dumps(identity(manifest), sort_keys=True)
     self.known = {'corpus': manifest['corpus_hash'], 'index': hashlib.sha256(ranks.encode()).hexdigest()}
     self.sparse = None if manifest['kind'] == 'dense' else sparse.Sparse(folder)
@@ -158,10 +159,6 @@ class Index:
     """Returns the best `topk` passages for each query or fewer, best first, with their scores."""
     rankings = self.rank(queries, topk)
     return [self._passages.read(numbers[:topk], scores[:topk]) for numbers, scores in rankings]
-
-  def open(self, name: str) -> list[Document]:
-    """Returns the passage with this id, else those with this title."""
-    return self._passages.open(name)
 
   def rank(self, queries: Sequence[str], topk: int) -> list[Ranking]:
     """Returns the numbers of the best passages for each query, and their scores."""
@@ -220,9 +217,6 @@ def _identity(settings: Any) -> dict[str, Any]:
   return {'sources': parts}
 
 
-def _needs(settings: Any) -> dict[str, str]:
-  return {'index': 'path'} | ({'encoder': 'path'} if settings.encoder else {})
-
-
 BACKEND = Backend(lambda settings, **_: Index(settings.index, encoder=settings.encoder or None),
-                  by_source=True, identity=_identity, needs=_needs)
+                  by_source=True, identity=_identity, needs=lambda settings: {'index': 'path'} | (
+                    {'encoder': 'path'} if settings.encoder else {}))

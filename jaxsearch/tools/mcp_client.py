@@ -5,6 +5,7 @@ connection lives in one task of the event loop of all clients, and is opened aga
 """
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -140,6 +141,8 @@ class McpServer:
         self._drop(used)
       raise McpError(self.name, f'no reply in time ({self._timeout:g} s)', 'timeout') from error
     except mcp.MCPError as error:
+      if error.code not in (CONNECTION_CLOSED, REQUEST_TIMEOUT):
+        self._unanswered = 0  # a refusal is a reply
       lost = error.code == CONNECTION_CLOSED or 'session' in error.message.casefold()  # a restart forgets it
       if lost:
         self._drop(used)  # the next request opens another
@@ -165,13 +168,14 @@ class McpServer:
   async def _hold(self, ready: asyncio.Future) -> None:
     """Holds a connection until its task is cancelled: what opens one has to close it."""
     try:
-      server = self._command
-      if server is None:
-        token = secret_from_env(TOKEN)
-        headers = {'authorization': f'Bearer {token}'} if token else None
-        server = streamable_http_client(self._server, http_client=create_mcp_http_client(headers=headers))
-      async with mcp.Client(server) as client:
-        ready.set_result(client)
+      async with contextlib.AsyncExitStack() as opened:
+        server = self._command
+        if server is None:
+          token = secret_from_env(TOKEN)
+          headers = {'authorization': f'Bearer {token}'} if token else None
+          http = await opened.enter_async_context(create_mcp_http_client(headers=headers))
+          server = streamable_http_client(self._server, http_client=http)
+        ready.set_result(await opened.enter_async_context(mcp.Client(server)))
         await self._loop.create_future()  # for ever
     except Exception as error:
       if not ready.done():

@@ -73,7 +73,7 @@ def read(tools: Tools, node: Node, name: str) -> tuple[str, list[str]]:
   """
   documents = tools.open(node, name)
   if not documents:
-    return f'There is no document {name!r:.200}. Search, and open a document by its id.', []
+    return 'There is no document of this id or title. Search, and open a document by its id.', []
   title = documents[0].title.strip() or documents[0].id
   return title, [paragraph for document in documents for paragraph in document.text.splitlines()]
 

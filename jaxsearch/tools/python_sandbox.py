@@ -47,11 +47,8 @@ class PythonArguments(Arguments):
 
 @dataclasses.dataclass(frozen=True)
 class RunPython(ToolCall):
-  """Runs a program; the reply is what it printed, cut to the room after `node`.
-
-  The program may call `search(query, k)`, which returns documents as text, and `table()`, which returns the
-  rows of `table`. `show`: see `ToolCall`.
-  """
+  """Runs a program; the reply is what it printed, cut to the room after `node`. It may call `search(query, k)`,
+  which returns documents as text, and `table()`, which returns the rows of `table`."""
   node: Node
   code: str
   table: Sequence[Sequence[str]] = ()
@@ -72,7 +69,7 @@ class RunPython(ToolCall):
       if time.monotonic() > end:
         raise TimeoutError('no time left for a search')
       documents = tools.find(self.node, query, min(max(int(k), 1), MAX_TOPK))
-      return grammar.listed(documents) or 'No documents were found.\n'
+      return grammar.listed(documents) or grammar.NOTHING
 
     table = lambda: [list(row) for row in self.table]
     printed = tools.python.run(self.code, {'search': search, 'table': table})

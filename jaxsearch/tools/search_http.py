@@ -94,10 +94,15 @@ class HttpSearch(JsonClient):
     try:
       return self._ask(queries, topk)
     except SearchError as error:
-      alone = error.fault in ('too_long', 'malformed') or error.status in (400, 413, 422)
+      alone = error.fault in ('too_long', 'malformed') or error.status in (400, 413, 422, 500)
       if len(queries) == 1 or not alone:
         return [error] * len(queries)
-    return [result for query in queries for result in self._ask_together([query], topk)]
+    results = []
+    for query in queries:
+      results += self._ask_together([query], topk)
+      if len(results) > 1 and all(getattr(each, 'status', None) == 500 for each in results[-2:]):
+        return results + results[-1:] * (len(queries) - len(results))  # it fails whatever is asked
+    return results
 
   def _tell_corpus(self) -> str:
     """Returns the corpus and index that a server says it serves; the url if none, as Search-R1's own."""

@@ -99,14 +99,11 @@ def parse_response(response: object, topk: int) -> list[tuple[str, str, str]]:
   return texts[:topk]
 
 
-def _open(settings: Any, **_) -> WebSearch:
-  options = {name: settings[name] for name in ('timeout', 'cache', 'price')}
-  return WebSearch(settings.url or SERPER, **options)
-
-
 def _mistakes(settings: Any) -> Iterator[str]:
   if settings.backend == 'web' and not os.environ.get('SERPER_API_KEY'):
     yield "search.backend='web' needs a key in the environment variable SERPER_API_KEY"
 
 
-BACKEND = Backend(_open, mistakes=_mistakes, identity=lambda settings: {'url': settings.url})
+BACKEND = Backend(lambda settings, **_: WebSearch(settings.url or SERPER, timeout=settings.timeout,
+                                                  cache=settings.cache, price=settings.price),
+                  mistakes=_mistakes, identity=lambda settings: {'url': settings.url})

@@ -50,12 +50,8 @@ def noise_probability(step: int, total_steps: int, start: float, end: float) -> 
 
 
 class SimulatedSearch:
-  """A search back end whose documents are written on request; may be called from several threads.
-
-  Args:
-    noise_start, noise_end: see `noise_probability`.
-    noise_eval: the probability of noise at step 0, which is an evaluation; None takes noise_start.
-  """
+  """A search back end whose documents are written on request, noisy with `noise_probability` in training and
+  with `noise_eval` (None: `noise_start`) at step 0, an evaluation; may be called from several threads."""
 
   def __init__(self, writer: Writer, *, noise_start: float = 0.0, noise_end: float = 0.5,
                noise_eval: float | None = None, seed: int = 0):

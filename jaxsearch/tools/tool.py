@@ -26,21 +26,17 @@ class Arguments(BaseModel, extra='forbid', coerce_numbers_to_str=True):
 
 @dataclasses.dataclass(frozen=True)
 class Tool:
-  """Declares a tool.
-
-  Attributes:
-    schema: of its function, as chat templates take it: `name`, `description`, `parameters` (JSON schema).
-    check: arguments as the policy wrote them -> those of `serve`; a ValueError is shown to the policy.
-    serve: (node, arguments, show) -> requests, served together; None where a call ends the episode and its
-      argument `answer` is the answer.
-    text: what the policy sees of a reply, before the grammar neutralises and frames it.
-    opens: whether it opens documents, which not every search back end does.
-  """
+  """Declares a tool."""
+  # Of its function, as chat templates take it: `name`, `description`, `parameters` (JSON schema).
   schema: Mapping[str, Any]
+  # Arguments as the policy wrote them -> those of `serve`; a ValueError is shown to the policy.
   check: Callable[[Mapping[str, Any]], Any]
+  # (node, arguments, show) -> requests, served together; None where a call ends the episode and its argument
+  # `answer` is the answer.
   serve: Callable[[Node, Any, Show], Sequence[ToolCall]] | None
+  # What the policy sees of a reply, before the grammar neutralises and frames it.
   text: Callable[[Any], str] = lambda reply: listed(reply) if is_documents(reply) else str(reply)
-  opens: bool = False
+  opens: bool = False  # whether it opens documents, which not every search back end does
 
   @property
   def name(self) -> str:

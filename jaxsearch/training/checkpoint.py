@@ -16,7 +16,6 @@ see `newest`. What is not finite is neither saved nor read.
 """
 
 import contextlib
-import errno
 import json
 import logging
 import os
@@ -32,6 +31,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 from orbax.checkpoint import checkpoint_managers as policies
 
+from jaxsearch.files import DISK, NETWORK
 from jaxsearch.parallel import transfer
 from jaxsearch.training.bucket import place
 from jaxsearch.training.state import TrainState
@@ -40,9 +40,6 @@ Loaded = TypeVar('Loaded')
 Store = ocp.CheckpointManager  # opaque to others, but for `close`
 BARRIER = 'jaxsearch'  # begins the names of Orbax's barriers
 WAITS = 10, 60  # seconds, where a network fails while a checkpoint is read
-NETWORK = (errno.ESTALE, errno.EAGAIN, errno.ETIMEDOUT, errno.ECONNRESET, errno.ENETUNREACH,
-           errno.EHOSTUNREACH)
-DISK = errno.EIO, errno.EREMOTEIO  # broken for good, or a network's that is slow
 
 
 class BrokenCheckpoint(ValueError):
@@ -140,6 +137,7 @@ def _restore(manager: Store, step: int, **items) -> ocp.args.Composite:
       error = caught
       ocp.multihost.sync_global_processes(f'{BARRIER}_Checkpointer:restore')  # the others wait there
     fault = f'{manager.directory / str(step)} cannot be read ({_reason(error)})' if error else ''
+    # A disk is broken for good, or a network's that is slow.
     told = transfer.gather_objects((fault, _of_network(error), _number(error) in DISK))
     faults = [one for one in told if one[0]]
     if not faults:

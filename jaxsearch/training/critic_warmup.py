@@ -84,10 +84,10 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
     config.critic.update(learning_rate=settings.head_rate, backbone_rate=settings.backbone_rate, coef=1.0,
                          lr_warmup_updates=settings.lr_warmup_updates)
   config_check.check(config)
-  mesh, first = meshes.make_mesh(**config.mesh), jax.process_index() == 0
+  mesh = meshes.make_mesh(**config.mesh)
   batches.check_rows(config.train.micro_rows, mesh)
   with runs.RunFolder(config, shown=('loss', 'gate_auc', 'gate_explained')) as run:
-    made_with, *of = transfer.broadcast(row_files.read(run.out / 'rollouts_config.json')) or [None]
+    made_with, *of = run.read('rollouts_config.json') or [None]
     if made_with:
       runs.check_same_run(made_with, config)
     model_config, params = setup.load_policy(config, mesh)
@@ -95,26 +95,26 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
     same = lambda host: hub.check_base(began | host, began['reference'], config.model)
     for host in of:
       same(host)
-    if first:
-      row_files.write(run.out / 'rollouts_config.json', [config_check.to_saved(config), began])
+    run.write('rollouts_config.json', [config_check.to_saved(config), began])
     policy = Policy(run, model_config, params, mesh)
     trees, tiers = collect(policy, params)
     held_out, buckets = curation.split(trees, tiers, settings)
     moves = learners.is_shared(config) and settings.backbone_rate  # the policy's backbone
     em_before = policy.em(held_out, 0) if moves else None
     policy.engine.unload(cache=True)
-    student = Student(config, model_config, params, mesh, began)
+    student = Student(config, model_config, params, mesh)
     del params  # its state has a copy
     curves = {'before': student.assess(held_out)}
     student.state, _ = run.restore(student.state, check=same)
     run.start()
+    host = began | {'decoder': dataclasses.asdict(model_config), 'critic': not learners.is_shared(config)}
 
     def look() -> dict[str, float]:
       curves['warmed up'] = student.assess(held_out)
       return gate_figures(held_out, tiers)
 
-    step, figures = train(run, student, buckets, look)
-    if first:
+    step, figures = train(run, student, host, buckets, look)
+    if jax.process_index() == 0:
       plot(curves, shown := io.BytesIO())
       write_whole(run.out / 'calibration.png', shown.getvalue())
     if settings.min_updates < settings.max_updates and not passes(figures, settings.gate):
@@ -129,12 +129,13 @@ def warm_up(config: ConfigDict, gate_figures: Figures, plot: Callable) -> dict[s
   return figures
 
 
-def train(run: runs.RunFolder, student: 'Student', buckets: Sequence[Sequence[Tree]],
+def train(run: runs.RunFolder, student: 'Student', host: dict, buckets: Sequence[Sequence[Tree]],
           look: Callable[[], dict[str, float]]) -> tuple[int, dict[str, float]]:
-  """Updates the critic until the figures of `look` pass the gate, or to the last step; returns both."""
+  """Updates the critic until the figures of `look` pass the gate, or to the last step; returns both.
+
+  `host` goes into the checkpoints.
+  """
   config, settings = run.config, run.config.critic_warmup
-  host = {'decoder': dataclasses.asdict(student.model_config), 'critic': not learners.is_shared(config)}
-  host |= student.began
   figures, step = look(), run.last_step
   checks = lambda: step % settings.check_every == 0 or step == settings.max_updates
   is_done = lambda: checks() and step >= settings.min_updates and passes(figures, settings.gate)
@@ -170,19 +171,15 @@ def collect(policy: 'Policy', params: dict) -> tuple[list[Tree], dict[str, int]]
   closed_book = [(question, 'closed-book', False)
                  for question in questions for _ in range(settings.tier_rollouts)]
   tiers = curation.tiers_by(policy.answer(closed_book, 'closed_book.jsonl', curation.outcome))
-  if jax.process_index() == 0:
-    tier_rows = [{'id': key, 'tier': tier} for key, tier in tiers.items()]
-    row_files.write(policy.run.out / 'tiers.jsonl', tier_rows)
-  path = policy.run.out / 'chosen.jsonl'
-  rows = transfer.broadcast(row_files.read(path) if jax.process_index() == 0 else None)
+  policy.run.write('tiers.jsonl', [{'id': key, 'tier': tier} for key, tier in tiers.items()])
+  rows = policy.run.read('chosen.jsonl')
   if not rows:  # once: clusters are of floats, which another machine may round differently
     rows = _choose(policy, params, questions, tiers)
-    if jax.process_index() == 0:
-      row_files.write(path, rows)
+    policy.run.write('chosen.jsonl', rows)
   by_id = {question.id: question for question in questions}
   if others := [row['id'] for row in rows if row['id'] not in by_id]:
-    raise ValueError(f'{path}: {others[0]!r} is no question of this run; put its questions back, or delete '
-                     'the folder')
+    raise ValueError(f'{policy.run.out}/chosen.jsonl: {others[0]!r} is no question of this run; put its '
+                     'questions back, or delete the folder')
   chosen, held_out = [by_id[row['id']] for row in rows], {row['id'] for row in rows if row['held_out']}
   rng, wanted = np.random.default_rng([config.seed, 1]), []
   for question in chosen:
@@ -254,19 +251,17 @@ class Policy:
     whole is grown again. What a tree draws depends on its place in `wanted` alone. Raises RunStopped if most
     searches of a chunk failed.
     """
-    path, first = self.run.out / name, jax.process_index() == 0
-    done = transfer.broadcast(row_files.read(path) if first else None)
+    done = self.run.read(name)
     if len(done) < len(wanted):
       done = done[:len(done) // CHUNK * CHUNK]
-      if first:
-        row_files.write(path, done)
+      self.run.write(name, done)
     for start in range(len(done), len(wanted), CHUNK):
       part = list(enumerate(wanted))[start:start + CHUNK][transfer.local_part()]
       grown = self._grow(part, len(wanted), name)
       new, _ = transfer.gather_items([record(grown[place]) for place, _ in part])
       done += new
-      if first:
-        row_files.append(path, new)
+      if jax.process_index() == 0:
+        row_files.append(self.run.out / name, new)
         self.run.publish()
         print(f'{name}: {len(done)} of {len(wanted)} rollouts', file=sys.stderr, flush=True)
     return done
@@ -291,12 +286,10 @@ class Policy:
 
 
 class Student:
-  """The critic that is warmed up, with its update and value programs; `began` identifies its policy."""
+  """The critic that is warmed up, with its update and value programs."""
 
   @memory.named('setting up training', memory.STATE)
-  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh,
-               began: dict[str, list[float]]):
-    self.model_config, self.began = model_config, began
+  def __init__(self, config: ConfigDict, model_config: DecoderConfig, params: dict, mesh: Mesh):
     self.state, self._step = learners.open_critic(config, model_config, params, mesh, config.steps)
     self._values = steps.make_value_step(model_config, mesh=mesh, shared=learners.is_shared(config))
     self._pack = functools.partial(batches.pack, mesh=mesh, settings=config.train, attention=config.attention)

@@ -90,7 +90,10 @@ def make_learner(config: ConfigDict) -> Learner:
 def check_warm_start(config: ConfigDict, host: dict[str, Any], fingerprint: list[float]) -> None:
   """Raises ValueError unless the critic of a checkpoint with this `host` was warmed up for such a run, whose
   model has this fingerprint."""
-  name, saved, was_shared = config.critic.warm_start, host['config'], not host.get('critic', False)
+  name, saved = config.critic.warm_start, host['config']
+  was_shared = saved['critic']['enabled'] and saved['critic']['shared']
+  if not (was_shared or host.get('critic')):
+    raise ValueError(f'critic.warm_start={name!r} has no critic: name the folder of a `jaxsearch critic-warmup`')
   if saved['model'] != config.model or was_shared != is_shared(config):
     raise ValueError(
       f'critic.warm_start={name!r} was warmed up for the model {saved["model"]!r}, '

@@ -62,7 +62,7 @@ def train(config: ConfigDict, evaluate: Evaluate | None = None) -> dict[str, flo
         shutil.rmtree(left, ignore_errors=True)
     ahead, carried = resume(run, learner, questions)
     run.start()
-    history = [metrics.remember(row) for row in run.rows()]
+    history = [metrics.remember(row) for row in run.read('metrics.jsonl')]
     if jax.default_backend() != 'cpu':  # where programs are few
       compile_first(learner)
     if run.wants_evaluation(run.last_step) and not run.is_evaluated(run.last_step):

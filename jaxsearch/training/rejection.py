@@ -57,12 +57,8 @@ def write(path: str | os.PathLike, groups: Groups) -> None:
 
 
 def demonstration(tree: Tree) -> dict:
-  """Returns the line of a demonstration."""
-  return {'id': tree.question.id, 'spans': _spans(tree)}
-
-
-def _spans(tree: Tree) -> list[dict]:
-  """Returns role and text of the spans, depth first, and where it is not the span before it, the `parent`."""
+  """Returns the line of a demonstration: role and text of the spans, depth first, and the `parent` of one that
+  does not follow the span before it."""
   nodes = [node for node in tree.walk() if node.tokens]
   places, spans = {node: place for place, node in enumerate(nodes)}, []
   for place, node in enumerate(nodes):
@@ -70,7 +66,7 @@ def _spans(tree: Tree) -> list[dict]:
     spans.append({'role': node.role.value, 'text': node.text})
     if parent != place - 1:
       spans[-1]['parent'] = parent
-  return spans
+  return {'id': tree.question.id, 'spans': spans}
 
 
 def figures(records: Sequence[dict], number: int) -> dict[str, float]:

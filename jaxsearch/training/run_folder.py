@@ -145,7 +145,7 @@ class RunFolder(contextlib.ExitStack):
 
   def _check_record(self) -> None:
     """Raises ValueError where a new run would empty the record of one whose checkpoints are gone."""
-    steps = [row['step'] for row in self.rows()] if not self.last_step else []
+    steps = [row['step'] for row in self.read('metrics.jsonl')] if not self.last_step else []
     if len(steps) > 2 * self.config.checkpoint_every:  # one that was killed during its first save goes on
       raise ValueError(f'{self.out} has the record of {max(steps)} steps, but no checkpoint: use another out '
                        'folder, or delete metrics.jsonl and tracked_as')
@@ -155,10 +155,14 @@ class RunFolder(contextlib.ExitStack):
       raise KeyboardInterrupt  # asked twice: does not wait for the step
     self._signal = number
 
-  def rows(self) -> list[dict]:
-    """Reads the rows of metrics so far, the same in every process."""
-    rows = row_files.read(self.out / 'metrics.jsonl') if jax.process_index() == 0 else None
-    return transfer.broadcast(rows)
+  def read(self, name: str) -> list[dict]:
+    """Reads the rows of a file in the folder, the same in every process; [] if there is none."""
+    return transfer.broadcast(row_files.read(self.out / name) if jax.process_index() == 0 else None)
+
+  def write(self, name: str, rows: Iterable[Mapping]) -> None:
+    """Writes a file of rows as a whole; the first process alone."""
+    if jax.process_index() == 0:
+      row_files.write(self.out / name, rows)
 
   def steps(self) -> Iterator[int]:
     """Yields the steps that are left, counted from 1, and traces those of `config.profile`."""
@@ -180,8 +184,7 @@ class RunFolder(contextlib.ExitStack):
 
   def is_evaluated(self, step: int) -> bool:
     """Tells, the same in every process, whether evaluations.jsonl has a step: a kill may come before it."""
-    rows = row_files.read(self.out / 'evaluations.jsonl') if jax.process_index() == 0 else ()
-    return transfer.broadcast(any(row['step'] == step for row in rows))
+    return any(row['step'] == step for row in self.read('evaluations.jsonl'))
 
   def write_rollouts(self, step: int, groups: Sequence[Sequence[Tree]]) -> None:
     """Keeps the trees of `config.rollouts` questions of a step; call it before `finish_step`."""

@@ -22,15 +22,12 @@ def sentence(attribute: str, title: str, value: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Entity:
-  """A thing of the world.
-
-  `values` maps an attribute to its text; `multiple` holds those with several (never in a question).
-  """
+  """A thing of the world."""
   id: str
   type: str
   title: str
-  values: dict
-  multiple: tuple = ()
+  values: dict          # attribute -> its text
+  multiple: tuple = ()  # (attribute, text) of attributes with several, which are never in a question
 
   @property
   def facts(self) -> list[tuple[str, str]]:

@@ -11,7 +11,6 @@ that it copies any name. It never sees a fact on an unknown country, nor searche
 
 import dataclasses
 import functools
-import json
 import pathlib
 import random
 import re
@@ -26,7 +25,6 @@ from jaxsearch import setup
 from jaxsearch.data.corpus import Document, join_contents
 from jaxsearch.data.questions import Question, write_questions
 from jaxsearch.evaluation import agents
-from jaxsearch.files import write_whole
 from jaxsearch.models import hub
 from jaxsearch.models.decoder import Decoder
 from jaxsearch.rewards.match import answer_found
@@ -152,8 +150,8 @@ def make(config: ml_collections.ConfigDict, tokenizer) -> None:
   sharper = params | {'final_norm': config.carl.sharpen * params['final_norm']}
   hub.save(Decoder(start.config, params=sharper), out, tokenizer)
   known, unknown, _ = countries()
-  write_whole(out / 'corpus.jsonl', ''.join(json.dumps(
-    {'id': e.id, 'contents': join_contents(e.title, e.text)}) + '\n' for e in (*known, *unknown)))
+  row_files.write(out / 'corpus.jsonl', ({'id': e.id, 'contents': join_contents(e.title, e.text)}
+                                         for e in (*known, *unknown)))
   for split in ('learn', 'held_out'):
     write_questions(questions(split), out / f'{split}.jsonl')
   row_files.write(out / 'tiers.jsonl', [

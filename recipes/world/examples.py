@@ -15,19 +15,8 @@ from typing import Any
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.trees import grammar, grammars, templates
-from jaxsearch.world import files as world
-from jaxsearch.world.chains import (
-  TOPK,  # fmt: skip
-  Example,
-  Spans,
-  act,
-  encode,
-  encode_chain,
-  found,
-  full_chain,
-  search,
-  sought,
-)
+from jaxsearch.world import chains, files as world
+from jaxsearch.world.chains import Example, Spans, act, encode, encode_chain, found, full_chain
 from jaxsearch.world.facts import ATTRIBUTES, sentence
 from recipes.world.rename import rename
 
@@ -76,7 +65,7 @@ def one_search_chain(question: Question, rng: random.Random) -> Spans:
 
 def results_of(question: Question) -> dict[str, list[Document]]:
   """Returns query -> what search returns, for each step of the gold chain."""
-  return {step['query']: search(step['query']) for step in question.metadata['steps']}
+  return {step['query']: chains.search(step['query']) for step in question.metadata['steps']}
 
 
 def stated(steps: Sequence[dict]) -> str:
@@ -97,7 +86,7 @@ def retelling(tokenizer, rng: random.Random) -> Example:
   Documents are drawn by type first: there are few countries, and every path leads through one.
   """
   kinds = _documents()
-  shown = [rng.choice(kinds[rng.choice(sorted(kinds))]) for _ in range(TOPK)]
+  shown = [rng.choice(kinds[rng.choice(sorted(kinds))]) for _ in range(chains.TOPK)]
   copied = rng.choice(shown)
   text = copied.text.removeprefix(copied.title).removesuffix('.')
   sentences = [f'It{rest}.' for rest in text.split(f'. {copied.title}')]
@@ -114,7 +103,7 @@ def drill(tokenizer, rng: random.Random) -> Example:
   if rng.random() < 0.5:
     asked = rng.choice(ATTRIBUTES[step['attribute']]['questions']).format(step['query'])
     prompt = templates.prompt(asked, 'world')
-    return encode(tokenizer, [(prompt, False), (act(sought(step), 'search', step['query']), True)])
+    return encode(tokenizer, [(prompt, False), (act(chains.sought(step), 'search', step['query']), True)])
   block = grammar.information([Document('', step['query'], stated([step]))], tokenizer.special_tokens)
   return encode(tokenizer, [(block, False), (f'<think> {found(step)}', True)])
 

@@ -148,6 +148,7 @@ def test_finqa_percentages_and_rounding(read, exe_ans, answer, golds, yes, no):
   ('gsm8k', 'answer', 'x\n#### many', "no number behind '####'"), ('gsm8k', 'answer', None, 'no gold answer'),
   ('gsm8k', 'question', ' ', "no 'question'"), ('hotpotqa', 'answer', None, "no key 'answer'"),
   ('hotpotqa', 'supporting_facts', 'Ada', 'not in the format of hotpotqa'),
+  ('hotpotqa', 'supporting_facts', {}, "no key 'title'"), ('hotpotqa', 'supporting_facts', {'title': ['A']}, 'shorter'),
   ('musique', 'answerable', None, "no key 'answerable'"),
   ('musique', 'paragraphs', ['x'], 'not in the format of musique'),
   ('finqa', 'exe_ans', 'maybe', "convert string to float: 'maybe'"),

@@ -46,6 +46,8 @@ def test_written_questions_are_read_back(tmp_path):
     ({'question': ''}, "'question'"), ({'question': 3}, "'question'"),
     ({'metadata': []}, "'metadata'"), ({'metadata': {'source': 3}}, "metadata: 'source' must be"),
     ({'metadata': {'match': 'number'}}, "'match' must be one of exact, numeric, stated"),
+    ({'metadata': {'match': 'numeric', 'tolerance': float('inf')}}, "'tolerance' must be finite and >= 0, not inf"),
+    ({'metadata': {'match': 'numeric', 'tolerance': -1}}, "'tolerance' must be finite and >= 0, not -1"),
     ({'id': '1'}, "id '1' was already used at .*q.jsonl:1")])
 def test_faults_name_file_line_and_key(tmp_path, change, reason):
   good = {'id': '1', 'question': 'Who?', 'golden_answers': ['X']}

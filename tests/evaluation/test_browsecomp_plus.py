@@ -89,6 +89,9 @@ def test_questions_have_their_evidence_encrypted_or_not(folder, monkeypatch):
   with pytest.raises(DataError, match="qrel_evidence.txt:3: not a line 'id Q0 docid 1': '1 12 1'"):
     read_questions('browsecomp_plus', path)
   (folder / 'qrel_evidence.txt').unlink()
+  monkeypatch.setenv(published.KEY, 'another')
+  with pytest.raises(DataError, match=f'browsecomp_plus.jsonl:1: .*{published.KEY} is not the password'):
+    read_questions('browsecomp_plus', path)
   monkeypatch.setenv(published.KEY, '')
   with pytest.raises(DataError, match=f'browsecomp_plus.jsonl:1: .*encrypted: set {published.KEY}'):
     read_questions('browsecomp_plus', path)

@@ -8,7 +8,7 @@ from rich.console import Console
 from jaxsearch.data.corpus import Document
 from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import terminal
-from jaxsearch.sampler.requests import ToolFailure
+from jaxsearch.tools.calls import NoRoom, ToolFailure
 from jaxsearch.trees.tree import Role, Stop, Tree
 from tests.methods.driving import Letters
 
@@ -28,6 +28,7 @@ def test_elements_stand_on_lines_of_their_own_behind_their_names_and_nothing_is_
 
 @pytest.mark.parametrize(('reply', 'lines'), [
   ([Document('1', 'Title [x]', 'Text.', 1.0)], ['found  Title [x]: Text.']), ([], ['found  nothing']),
+  (NoRoom(), ['found  no room to show it']),
   (ToolFailure('down'), ['failed  down']), ('printed', ['output  printed']), ([[-0.5], None], []),  # scores
   (ToolFailure('\x1b[2J\x07gone\rover'), ['failed   [2J gone over'])])  # cannot steer the terminal
 def test_every_reply_has_a_word_that_says_what_it_is(reply, lines):

@@ -20,7 +20,7 @@ from jaxsearch.data.questions import Question
 from jaxsearch.evaluation import agents
 from jaxsearch.methods import prompted
 from jaxsearch.methods.prompted import adaptive_rag, cot_tools, flare, ircot, iter_retgen, rag, react, search_o1, sure
-from jaxsearch.sampler.requests import LENGTH, Ask, Generate, RunPython, Score, Search, ToolFailure
+from jaxsearch.sampler.requests import LENGTH, Ask, Generate, Refused, RunPython, Score, Search, ToolFailure
 from jaxsearch.trees import grammars, templates
 from jaxsearch.trees.grammar import SEARCH_R1
 from jaxsearch.trees.tree import Role, Stop, Tree
@@ -434,6 +434,8 @@ def test_turns_are_limited_and_a_span_without_an_action_ends_the_chain(last, sto
                           extract=False)
   assert (tree.answer, tree.stop, tree.metrics['searches']) == (None, stop, 1)
   assert tree.metrics['malformed'] == malformed
+  with pytest.raises(Refused, match='grow.max_turns=0'):
+    ask(search_o1, tmp_path, [], found=by_query, max_turns=0)
 
 
 # SuRe: candidates, a summary for each, validity and ranking in both orders, and the sum of both.

@@ -10,18 +10,8 @@ import numpy as np
 import pytest
 
 from jaxsearch.evaluation import verdicts
-from jaxsearch.trees.tree import Role, Tree
 from jaxsearch.world.files import POLICY
 from studies import common, gradients, r_search, search_r2
-from tests.methods.driving import Letters
-
-
-def test_a_span_costs_its_tokens_once():
-  tree = Tree(Letters())
-  asked = tree.root.append('ask', Role.PROMPT)
-  first, second = asked.append('one', Role.POLICY), asked.append('three', Role.POLICY)
-  assert common.cost(first.path()) == 6 and common.cost(tree.walk()) == 11
-  assert common.cost(second.path()) - common.cost(asked.path()) == 5
 
 
 @pytest.mark.parametrize('budget, expected', [

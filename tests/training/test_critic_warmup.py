@@ -220,14 +220,20 @@ def test_a_warm_up_needs_no_questions_to_evaluate(monkeypatch):
 def test_a_resumed_warm_up_believes_the_gate_where_it_would_have_looked():
   config = base.get_config().unlock()
   config.critic_warmup = dict(check_every=2, max_updates=5, min_updates=1, trees=0, gate={'auc': 0.5})
-  student = types.SimpleNamespace(model_config=child.NUMBERS, began={}, state=None,
-                                  learn=lambda trees: {'tokens_trained': 1})
+  student = types.SimpleNamespace(state=None, learn=lambda trees: {'tokens_trained': 1})
   for last, expected in ((0, [1, 2]), (1, [2]), (2, []), (3, [4]), (5, [])):
     steps = []
     run = types.SimpleNamespace(config=config, last_step=last, steps=lambda: range(last + 1, 6),
                                 finish_step=lambda step, *_: steps.append(step))
-    critic_warmup.train(run, student, [[None]], lambda: {'auc': 0.9})
+    critic_warmup.train(run, student, {}, [[None]], lambda: {'auc': 0.9})
     assert steps == expected
+
+
+def test_a_run_without_a_critic_warms_none():
+  config = base.get_config()
+  config.critic.warm_start = 'runs/grpo'
+  with pytest.raises(ValueError, match="critic.warm_start='runs/grpo' has no critic"):
+    learners.check_warm_start(config, {'config': config.to_dict()}, [])
 
 
 def test_the_gate(settings):

@@ -7,7 +7,7 @@ one beyond the limit. The tags are ours, `<search>` and `<answer>`.
 
 from jaxsearch.data.questions import Question
 from jaxsearch.methods.prompted import ENDS, find, finish, marked_answer, plain, write
-from jaxsearch.sampler.requests import Generate, Growth
+from jaxsearch.sampler.requests import Generate, Growth, Refused
 from jaxsearch.trees import grammar
 from jaxsearch.trees.tree import Role, Tree
 
@@ -27,6 +27,8 @@ def grow(question: Question, tree: Tree, *, max_searches: int = 10, max_turns: i
     extract_tokens: of what the call that reasons in documents writes.
     reasoning_tokens: how many of the chain's last tokens that call sees.
   """
+  if max_turns < 1:
+    raise Refused(f'grow.max_turns={max_turns}: it counts the spans of the chain, so at least 1')
   tree.metrics['refused'] = 0
   node, asked = write(tree, 'search_o1', prompts, chat, limit=max_searches), set()
   for turn in range(1, max_turns + 1):
