@@ -37,24 +37,14 @@ Passages = Iterator[tuple[str, str]]  # title, text
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """A benchmark as its authors publish it.
-
-  Attributes:
-    rows: yields (place, row) of a file.
-    record: changes a row to what `tables.question_of_row` reads; None leaves it out.
-    passages: yields those that a row prints.
-    names: of its folder or of the beginning of its files; the first names the benchmark.
-    files: of its authors.
-    splits: the first that is there is taken.
-    reads_tables: whether `rows` reads tables too.
-  """
-  rows: Callable[[Path], Iterator[tuple[str, dict]]]
-  record: Callable[[dict], dict | None] = dict
-  passages: Callable[[dict], Passages] | None = None
-  names: tuple[str, ...] = ()
-  files: tuple[str, ...] = ()
-  splits: tuple[str, ...] = SPLITS
-  reads_tables: bool = False
+  """A benchmark as its authors publish it."""
+  rows: Callable[[Path], Iterator[tuple[str, dict]]]  # yields (place, row) of a file
+  record: Callable[[dict], dict | None] = dict  # a row -> what `question_of_row` reads; None leaves it out
+  passages: Callable[[dict], Passages] | None = None  # yields those that a row prints
+  names: tuple[str, ...] = ()  # of its folder or of the beginning of its files; the first is the benchmark's
+  files: tuple[str, ...] = ()  # of its authors
+  splits: tuple[str, ...] = SPLITS  # the first that is there is taken
+  reads_tables: bool = False  # whether `rows` reads tables too
 
 
 def _csv(path: Path, delimiter: str = ',') -> Iterator[tuple[str, dict]]:

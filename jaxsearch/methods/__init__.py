@@ -26,18 +26,12 @@ Groups = Sequence[Sequence[Tree]]  # the trees of each question
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-  """Holds what a method may know besides the trees.
-
-  Attributes:
-    step: number of the training step, from 1; 0 in an evaluation.
-    rng: random numbers, a function of the seed and the step.
-    memory: kept from step to step and in checkpoints, so it holds only what JSON can.
-    metrics: figures for the step's row of metrics.jsonl. Over several processes a whole number is summed, any
-      other is a mean, weighted by their numbers of trees.
-  """
-  step: int
-  rng: np.random.Generator
-  memory: dict[str, Any]
+  """Holds what a method may know besides the trees."""
+  step: int  # number of the training step, from 1; 0 in an evaluation
+  rng: np.random.Generator  # a function of the seed and the step
+  memory: dict[str, Any]  # kept from step to step and in checkpoints, so it holds only what JSON can
+  # Figures for the step's row of metrics.jsonl. Over several processes a whole number is summed, any other is
+  # a mean, weighted by their numbers of trees.
   metrics: dict[str, float] = dataclasses.field(default_factory=dict)
 
   def gather(self, of_groups: Sequence[Any]) -> tuple[list[Any], list[int]]:

@@ -97,7 +97,8 @@ PACKAGE = 'package:'  # begins the name of a model in a Python package, as a GGU
 def in_package(name: str) -> pathlib.Path:
   """Finds the GGUF file of 'package:NAME'; FileNotFoundError says how to install it."""
   package = name.removeprefix(PACKAGE)
-  spec = importlib.util.find_spec(package.replace('-', '_'))  # not imported: it may need more packages
+  module = package.replace('-', '_')  # not imported, as the parent of a dotted name would be
+  spec = importlib.util.find_spec(module) if module.isidentifier() else None
   folders = spec.submodule_search_locations or () if spec else ()
   files = [file for folder in folders for file in sorted(pathlib.Path(folder).glob('*.gguf'))]
   if not files:

@@ -29,20 +29,12 @@ _BYTES = dict(zip(_ALPHABET, sorted(range(256), key=lambda byte: chr(byte) not i
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tokenizer:
-  """A tokenizer and the ids that a sampler treats specially.
-
-  Attributes:
-    backend: the `tokenizers.Tokenizer` that does the work.
-    eos_ids: ids that end a generation, the tokenizer's own first; may be empty.
-    pad_id: fills positions without a token; where the model names none the first of `eos_ids`, else 0.
-    bos_id: the token that documents began with in pretraining, or None; `encode` does not add it.
-    chat_template: Jinja source, or None.
-  """
-  backend: tokenizers.Tokenizer
-  eos_ids: tuple[int, ...] = ()
-  pad_id: int = 0
-  bos_id: int | None = None
-  chat_template: str | None = None
+  """A tokenizer and the ids that a sampler treats specially."""
+  backend: tokenizers.Tokenizer  # does the work
+  eos_ids: tuple[int, ...] = ()  # ids that end a generation, the tokenizer's own first; may be empty
+  pad_id: int = 0  # fills positions without a token; where the model names none the first of eos_ids, else 0
+  bos_id: int | None = None  # the token that documents began with in pretraining; `encode` does not add it
+  chat_template: str | None = None  # Jinja source
 
   @classmethod
   def load(cls, path: str | pathlib.Path) -> 'Tokenizer':

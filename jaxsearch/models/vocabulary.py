@@ -77,17 +77,13 @@ def target_logprobs(params: dict, hidden, targets, *, temperature=1.0, chunk: in
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
 def token_logprobs(chunk: int, with_entropy: bool, split: Split | None, states, ids, table, temperature):
-  """Computes log-probabilities of `ids` under softmax(states @ table.T / temperature), and the entropies.
+  """Computes what `target_logprobs` returns, of `ids` under softmax(states @ table.T / temperature).
 
   The products are those of the dtype of `states`, all else is float32. The gradient of a float32 `table` is
   float32. Nothing is differentiated with respect to the temperature.
 
   Args:
-    chunk: positions of one device that are projected at a time.
-    split: `best_split` of the shapes.
-    states: [R,M,D]; ids: [R,M] int; table: [V,D]; temperature: [] float32.
-  Returns:
-    ([R,M] float32 log-probabilities, [R,M] float32 entropies or zeros if not `with_entropy`).
+    states: [R,M,D]; ids: [R,M] int; table: [V,D]; temperature: [] float32; split: `best_split` of the shapes.
   """
   return _forward(chunk, with_entropy, split, states, ids, table, temperature)[0]
 

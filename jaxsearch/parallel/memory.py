@@ -37,9 +37,7 @@ def named(doing: str, less: str) -> Iterator[None]:
   """Opens a context or decorates: an allocation that fails inside raises OutOfMemory of the innermost."""
   try:
     yield
-  except OutOfMemory:
-    raise
   except Exception as error:
-    if ran_out(error):
+    if ran_out(error) and not isinstance(error, OutOfMemory):
       raise explained(error, doing, less) from error
     raise

@@ -75,16 +75,11 @@ def issuing() -> contextlib.AbstractContextManager:
 
 
 def local_rows(array: jax.Array) -> np.ndarray:
-  """Returns [n, R of this process, …] of an array split along axis 1, the inverse of `place_local`."""
+  """Returns [n, R of this process, …] of an array split along axis 1, as `training.batch.place` placed it."""
   if jax.process_count() == 1 or isinstance(array, np.ndarray):
     return jax.device_get(array)
   shards = {shard.index[1].start or 0: shard.data for shard in array.addressable_shards}
   return np.concatenate([np.asarray(shards[start]) for start in sorted(shards)], axis=1)
-
-
-def place_local(values: np.ndarray, sharding: NamedSharding) -> jax.Array:
-  """Places [n, R, …], split along axis 1, from the [n, R / processes, …] that each process has."""
-  return jax.make_array_from_process_local_data(sharding, np.asarray(values))
 
 
 def whole(array: jax.Array) -> np.ndarray:

@@ -16,13 +16,7 @@ from jaxsearch import setup
 from jaxsearch.models.architecture import parameter_shapes
 from jaxsearch.parallel import mesh as meshes, targets, transfer
 from jaxsearch.sampler.engine import Engine
-from jaxsearch.training import (
-  batch as batches,
-  learner as learners,
-  saved_policies,
-  state as states,
-  step as steps,
-)
+from jaxsearch.training import batch as batches, learner, saved_policies, state as states, step as steps
 
 # Any tokenizer will do: no size depends on it.
 TOKENIZER = types.SimpleNamespace(
@@ -87,7 +81,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   master = 'float32' if config.optim.master_weights else config.dtype
   policy = structs(setup.param_shardings(model, mesh), parameter_shapes(model), config.dtype)
   trained = structs(*saved_policies.trained_layout(config, model, mesh), master)
-  optimizer, train_step = learners.make_update(config, model, mesh, trained)
+  optimizer, train_step = learner.make_update(config, model, mesh, trained)
   state, batch = state_structs(trained, optimizer, mesh), batch_structs(config, mesh)
   base = [policy] if config.lora.rank else []
   programs = {'update': Program(train_step, (state, batch, *base), gradients=on_device(trained, 4))}
@@ -95,14 +89,14 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   if base or config.loss.kl_coef:
     parameters += on_device(policy)  # the base of an adapter is the reference too
   moments = on_device(state.opt_state)
-  if learners.score_passes(config):
+  if learner.score_passes(config):
     score = steps.make_score_step(
       model, mesh=mesh, temperature=config.sampler.temperature, chunk=config.train.chunk)
     programs['score'] = Program(score, (policy, batch))
   if config.critic.enabled:
-    shared = learners.is_shared(config)
+    shared = learner.is_shared(config)
     assessed = trained if shared else structs(*saved_policies.critic_layout(model, mesh), master)
-    optimizer, critic_step = learners.make_critic_update(config, model, assessed, mesh, 1)
+    optimizer, critic_step = learner.make_critic_update(config, model, assessed, mesh, 1)
     critic = state_structs(assessed, optimizer, mesh)
     programs['critic'] = Program(critic_step, (critic, batch), gradients=on_device(assessed, 4))
     programs['values'] = Program(steps.make_value_step(model, mesh=mesh, shared=shared), (assessed, batch))
@@ -119,7 +113,7 @@ def of_config(config: ml_collections.ConfigDict, devices: Sequence[jax.Device]) 
   # Old weights are freed by then. A cast copy of all is laid out anew, through one copy per host if several.
   copies = on_device(policy) * (1 + hosts if hosts > 1 else 1)
   return Run(mesh, parameters, moments, on_device(weights), on_device(cache), copies,
-             learners.releases(config, devices[0].platform), programs, hosts, engine,
+             learner.releases(config, devices[0].platform), programs, hosts, engine,
              on_device(cache[0]) * engine.lanes / (pages * page))
 
 

@@ -45,20 +45,12 @@ def first_requests(grow: Grow, question: Question, tokenizer: Any,
 
 @dataclasses.dataclass(frozen=True)
 class Assistant:
-  """A frozen model that replies to prompts, a service for `Ask`: a reader, a judge. On a sampler of its own.
-
-  Attributes:
-    engine: with parameters loaded.
-    max_tokens: of a reply.
-    stop: stop strings; a reply ends before the first of them.
-    chat: whether a prompt is wrapped into the chat template of the tokenizer.
-    temperature: of the replies; 0 is greedy.
-  """
-  engine: Engine
-  max_tokens: int = 64
-  stop: tuple[str, ...] = ()
-  chat: bool = False
-  temperature: float = 0.0
+  """A frozen model on a sampler of its own that replies to prompts, a service for `Ask`: a reader, a judge."""
+  engine: Engine              # with parameters loaded
+  max_tokens: int = 64        # of a reply
+  stop: tuple[str, ...] = ()  # a reply ends before the first of these
+  chat: bool = False          # whether a prompt is wrapped into the tokenizer's chat template
+  temperature: float = 0.0    # of the replies; 0 is greedy
 
   def __call__(self, prompts: Sequence[str], seeds: Sequence[int] | None = None) -> list[str]:
     """Returns the replies, stripped; a prompt that leaves no room for one gets an empty reply.

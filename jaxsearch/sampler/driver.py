@@ -58,20 +58,12 @@ class GrowthError(RuntimeError):
 
 @dataclass(frozen=True)
 class Agent:
-  """A policy with its method and tools.
-
-  Attributes:
-    engine: the policy: an `engine.Engine` with its parameters loaded, or what `served.ServedDecoding` asks.
-    grow: a method's `grow` with its settings bound, see jaxsearch/methods.
-    tools: search, sandbox, other models.
-    sampling: its temperature.
-    grammar: of its trees, see trees/grammars.py.
-  """
-  engine: Any
-  grow: Grow
-  tools: Tools
-  sampling: Sampling
-  grammar: Any = None
+  """A policy with its method and tools."""
+  engine: Any          # an `engine.Engine` with its parameters loaded, or what `served.ServedDecoding` asks
+  grow: Grow           # a method's `grow` with its settings bound, see jaxsearch/methods
+  tools: Tools         # search, sandbox, other models
+  sampling: Sampling   # its temperature
+  grammar: Any = None  # of its trees, see trees/grammars.py
 
 
 def rollout(agent: Agent, questions: Sequence[Question], key: jax.Array, *, sampling: Sampling | None = None,

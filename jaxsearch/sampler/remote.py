@@ -172,7 +172,9 @@ class RemoteEngine:
     self.version, self.label = 0, None
     self.homes: dict[str | None, int] = {}  # of each question, the number of its server
     self._sharing = threading.Lock()
-    self.seconds_weights, self.requests_failed, self.servers_reloaded = 0.0, 0, 0
+    # Seconds that the newest weights took to reach the servers; since the start, requests that another server
+    # had to take, and servers that had lost their weights.
+    self.figures = {'seconds_weights': 0.0, 'requests_failed': 0, 'servers_reloaded': 0}
     pieces = tokenizer.pieces(config.vocab_size)
     self._automaton = functools.lru_cache(64)(lambda stop: stops.automaton(pieces, stop, tokenizer.eos_ids))
     self._on_each(self._check, self.servers)
@@ -198,15 +200,8 @@ class RemoteEngine:
 
   # As an `engine.Engine`.
 
-  def programs(self) -> list:
-    """Returns none: programs are the servers'."""
-    return []
-
-  def compile_all(self) -> None:
-    """Does nothing, likewise."""
-
-  def unload(self, *, cache: bool = False) -> None:
-    """Does nothing: the servers' devices are their own."""
+  programs = lambda self: []  # they and their memory are the servers'
+  compile_all = unload = lambda self, **_: None
 
   def load(self, params: dict) -> None:
     """Writes the parameters in the compute dtype, and has all servers take them; all processes call it.
@@ -231,7 +226,7 @@ class RemoteEngine:
     if old and (jax.process_index() == 0 or self.temporary):
       shutil.rmtree(old, ignore_errors=True)
     self.homes.clear()
-    self.seconds_weights = time.monotonic() - start
+    self.figures['seconds_weights'] = time.monotonic() - start
 
   def _on_each(self, do: Callable[[Server], None], servers: Sequence[Server]) -> None:
     with ThreadPoolExecutor(max(len(servers), 1)) as pool:
@@ -246,13 +241,6 @@ class RemoteEngine:
       if error.fault not in MAY_PASS:
         raise self._explained(error) from error
       server.failed()
-
-  @property
-  def figures(self) -> dict[str, float]:
-    """Returns metrics: seconds that the newest weights took to reach the servers; since the start, requests
-    that another server had to take, and servers that had lost their weights."""
-    return {'seconds_weights': self.seconds_weights, 'requests_failed': self.requests_failed,
-            'servers_reloaded': self.servers_reloaded}
 
   def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> ServedDecoding:
     """Returns the policy of one rollout."""
@@ -350,14 +338,15 @@ class RemoteEngine:
       except ServerError as error:
         server.failed()
         failed.add(server)
-        self.requests_failed += 1
+        self.figures['requests_failed'] += 1
         if error.fault not in MAY_PASS or (len(failed) == len(servers) and time.monotonic() > give_up):
           raise
         continue
       server.rest = 1.0
       if None in (self.label, reply.label) or reply.label == self.label:
         return reply
-      self.servers_reloaded, server.label = self.servers_reloaded + 1, None  # it was started anew
+      self.figures['servers_reloaded'] += 1
+      server.label = None  # it was started anew
       reloads += 1
       if reloads > 3 * len(servers) and time.monotonic() > give_up:
         raise ServerError(server.url, f'has the weights {reply.label!r} again and again, not {self.label!r}: '

@@ -76,16 +76,11 @@ class Generate(Request):
 
   Without room for `max_tokens` the span is shorter and its `stop` is Stop.CONTEXT_FULL. Without any room, or
   past the deadline of the episode (Stop.DEADLINE), it is empty.
-
-  Attributes:
-    node: the span to follow; all tokens from the root to its end are the context, at least one.
-    stop: stop strings.
-    forgets: whether the tree goes on from here alone, so that other pages of its cache may go first.
   """
-  node: Node
+  node: Node  # the span to follow; all tokens from the root to its end are the context, at least one
   stop: tuple[str, ...] = ()
   max_tokens: int = 256
-  forgets: bool = False
+  forgets: bool = False  # whether the tree goes on from here alone: other pages of its cache may go first
 
   def __post_init__(self):
     if self.max_tokens < 1:
@@ -116,13 +111,10 @@ class Score(Request):
 
   The temperature is the rollout's, as in training; 1 where the rollout is greedy. The reply has a list for
   each continuation, one number a token, or None where it does not fit.
-
-  Attributes:
-    cue: text between the node and the continuations, which stays out of the tree.
   """
   node: Node
   continuations: tuple[str | Sequence[int], ...]
-  cue: str = ''
+  cue: str = ''  # text between the node and the continuations, which stays out of the tree
   tool = 'score'
 
   @property

@@ -47,8 +47,10 @@ class PythonArguments(Arguments):
 
 @dataclasses.dataclass(frozen=True)
 class RunPython(ToolCall):
-  """Runs a program; the reply is what it printed, cut to the room after `node`. It may call `search(query, k)`,
-  which returns documents as text, and `table()`, which returns the rows of `table`."""
+  """Runs a program; the reply is what it printed, cut to the room after `node`.
+
+  It may call `search(query, k)`, which returns documents as text, and `table()`, which returns `table`.
+  """
   node: Node
   code: str
   table: Sequence[Sequence[str]] = ()

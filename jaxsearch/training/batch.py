@@ -202,5 +202,6 @@ def to_rows(values: jax.Array, batch: Batch, rows: TrainingRows) -> np.ndarray:
 def place(batch: Batch, mesh) -> Batch:
   """Places a batch on the mesh, rows split over `data` and `fsdp`; every process passes its own."""
   whole, rows = transfer.replicated(mesh), transfer.split_over_batch(mesh, 1)
-  place_one = lambda x: transfer.place_local(x, rows) if np.ndim(x) else transfer.place(x, whole)
+  place_one = lambda x: (jax.make_array_from_process_local_data(rows, np.asarray(x)) if np.ndim(x)
+                         else transfer.place(x, whole))
   return jax.tree.map(place_one, batch)

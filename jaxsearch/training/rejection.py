@@ -57,8 +57,8 @@ def write(path: str | os.PathLike, groups: Groups) -> None:
 
 
 def demonstration(tree: Tree) -> dict:
-  """Returns the line of a demonstration: role and text of the spans, depth first, and the `parent` of one that
-  does not follow the span before it."""
+  """Returns the line of a demonstration: role and text of the spans, depth first, with the `parent` of one
+  that does not follow the span before it."""
   nodes = [node for node in tree.walk() if node.tokens]
   places, spans = {node: place for place, node in enumerate(nodes)}, []
   for place, node in enumerate(nodes):

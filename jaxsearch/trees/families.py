@@ -126,22 +126,15 @@ def write_coder(name: str, arguments: Mapping[str, Any]) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """Holds what models of a family have in common.
-
-  Attributes:
-    read: (text, parameters of tools by name) -> (text beside the calls, calls).
-    write: (name, arguments) -> a call.
-    ends: tokens that end a turn; the first is the template's.
-    tags: names of tags that act, beside the method's.
-    role: of results in the template.
-    result: what is around a result, where the template has no such role; '' if nothing is.
-    calling: how a policy is told to write one.
-  """
+  """Holds what models of a family have in common."""
+  # (text, parameters of tools by name) -> (text beside the calls, calls).
   read: Callable[[str, Mapping[str, Any]], tuple[str, list[Raw]]]
-  write: Callable[[str, Mapping[str, Any]], str]
-  ends: tuple[str, ...] = ('<|im_end|>',)
+  write: Callable[[str, Mapping[str, Any]], str]  # (name, arguments) -> a call
+  ends: tuple[str, ...] = ('<|im_end|>',)  # tokens that end a turn; the first is the template's
+  # Names of tags that act, beside the method's.
   tags: tuple[str, ...] = ('tools', 'tool_call', 'tool_response', 'function', 'parameter')
-  role: str = 'tool'
+  role: str = 'tool'  # of results in the template
+  # What is around a result, where the template has no such role; '' if nothing is.
   result: str = '<tool_response>\n{}\n</tool_response>'
   calling: str = 'end your turn with'
 
