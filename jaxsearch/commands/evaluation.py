@@ -282,12 +282,13 @@ def view(_, flags) -> None:
     if not flags.out:
       raise UsageError('view needs --out F.html, or --serve')
   from jaxsearch.evaluation import view
+  from jaxsearch.files import write_whole
   sources = [view.Source(path) for path in (*flags.parts, getattr(flags, 'with')) if path]
   if flags.serve:
     with http_server.bind('127.0.0.1', 8002 if flags.port is None else flags.port) as listener:
       http_server.run(view.app(sources), listener, 'rollouts')
   else:
-    write_result(flags.out, view.page(sources, flags.steps, flags.most))
+    write_whole(flags.out, view.page(sources, flags.steps, flags.most))
     print(f'page: {flags.out}')
 
 
