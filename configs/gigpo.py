@@ -18,7 +18,7 @@ def get_config():
     gamma=0.95,                      # discount of a return, for each later step
     weight=1.0,                      # of the comparison of steps (omega)
     invalid=-0.01,                   # what a span earns that neither calls a tool nor answers
-    normalize_std=True,
+    normalize_std=True,              # False: not divided by the deviation
     singleton='raw',                 # what the only chain of a question gets: its reward ('raw') or 0 ('zero')
   )  # fmt: skip
   config.eval.every = 50

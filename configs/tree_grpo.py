@@ -20,7 +20,7 @@ def get_config():
   )  # fmt: skip
   config.credit = config_dict.create(
     no_answer=0.2,                   # taken off the outcome of a chain without an answer
-    normalize_std=True,
+    normalize_std=True,              # False: not divided by the deviation
     singleton='zero',                # what a chain without another gets: 0, or its reward ('raw')
   )  # fmt: skip
   config.train.update(row_length=1536, micro_rows=2)

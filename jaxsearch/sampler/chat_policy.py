@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from jaxsearch.models.tokenizer import Tokenizer
-from jaxsearch.sampler.driver import Schedule
+from jaxsearch.sampler.driver import Pending, Schedule
 from jaxsearch.sampler.requests import END, LENGTH, Generate, NoLogprobs, Sampling
 from jaxsearch.sampler.served import ServedDecoding, Span
 from jaxsearch.tools.chat import Chat
@@ -39,9 +39,9 @@ class ChatServer:
   figures, episode_deadline = types.MappingProxyType({}), math.inf
   episodes = property(lambda self: self.slots)
 
-  def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> ServedDecoding:
+  def decoding(self, key: jax.Array, sampling: Sampling, schedule: Schedule) -> 'ChatDecoding':
     """Returns the policy of one rollout."""
-    return ServedDecoding(self, key, sampling, schedule)
+    return ChatDecoding(self, key, sampling, schedule)
 
   def generate(self, request: Generate, most: int, sampling: Sampling, seed: int) -> Span:
     """Returns the span after `request.node`. Raises ChatError if the server fails."""
@@ -57,8 +57,12 @@ class ChatServer:
     end = [*self.tokenizer.eos_ids[:1]] if stop == END else []  # belongs to a span that ended itself
     return Span(self.tokenizer.encode(text) + end, stop)
 
-  def score(self, *_) -> None:
-    """Refuses: a chat server gives no log-probabilities."""
+
+class ChatDecoding(ServedDecoding):
+  """One rollout by a chat server."""
+
+  def score(self, pending: Pending) -> None:
+    """Refuses at once, before further requests are paid: a chat server gives no log-probabilities."""
     raise NoLogprobs
 
 

@@ -8,6 +8,7 @@ themselves. It is checked here, so that nothing further in has to. tools/http_se
 import functools
 import os
 import pathlib
+import time
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
@@ -91,17 +92,19 @@ class HttpSearch(JsonClient):
 
   def _ask_together(self, queries: Sequence[str], topk: int) -> list[list[Document] | SearchError]:
     """Returns the documents of each query, or its error; one that the server cannot serve fails no other."""
+    end = time.monotonic() + self._timeout
     try:
       return self._ask(queries, topk)
     except SearchError as error:
-      alone = error.fault in ('too_long', 'malformed') or error.status in (400, 413, 422, 500)
+      failed, alone = error, error.fault in ('too_long', 'malformed') or error.status in (400, 413, 422, 500)
       if len(queries) == 1 or not alone:
         return [error] * len(queries)
     results = []
     for query in queries:
       results += self._ask_together([query], topk)
-      if len(results) > 1 and all(getattr(each, 'status', None) == 500 for each in results[-2:]):
-        return results + results[-1:] * (len(queries) - len(results))  # it fails whatever is asked
+      same = len(results) > 1 and all(getattr(each, 'status', None) == 500 for each in results[-2:])
+      if same or (failed.status == 500 and time.monotonic() > end):  # it fails at anything, or too slowly
+        return results + [failed] * (len(queries) - len(results))
     return results
 
   def _tell_corpus(self) -> str:

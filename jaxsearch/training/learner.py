@@ -93,7 +93,8 @@ def check_warm_start(config: ConfigDict, host: dict[str, Any], fingerprint: list
   name, saved = config.critic.warm_start, host['config']
   was_shared = saved['critic']['enabled'] and saved['critic']['shared']
   if not (was_shared or host.get('critic')):
-    raise ValueError(f'critic.warm_start={name!r} has no critic: name a folder of `jaxsearch critic-warmup`')
+    raise ValueError(f'critic.warm_start={name!r} has no warmed-up critic: name a run of '
+                     '`jaxsearch critic-warmup`')
   if saved['model'] != config.model or was_shared != is_shared(config):
     raise ValueError(
       f'critic.warm_start={name!r} was warmed up for the model {saved["model"]!r}, '

@@ -19,7 +19,7 @@ from jaxsearch.evaluation.figures import record_of
 from jaxsearch.parallel import mesh as meshes
 from jaxsearch.rewards.match import answer_found, exact_match
 from jaxsearch.sampler.driver import rollout
-from jaxsearch.sampler.requests import Search
+from jaxsearch.sampler.requests import Ask, Search
 from jaxsearch.training import row_files
 from jaxsearch.trees.tree import Tree
 from jaxsearch.world import files as world
@@ -111,6 +111,7 @@ def test_a_record_says_whether_a_tool_returned_a_gold_answer():
     tree.metrics = {'searches': len(texts)}
     for text in texts:
       watch(tree, Search(tree.root, 'where'), [Document('1', '', text)])
+    watch(tree, Ask('reader', 'where'), 'Rome')  # another model's words are not retrieved
     watch(tree, None, {'requests': 3, 'tokens_decoded': 7, 'tool_calls': len(texts), 'seconds': 1.0})
     records.append(watch.record(tree))
   assert [record['answer_recall'] for record in records] == [1, 0, 0, 0, 1] and len(watch.ended) == 5

@@ -44,6 +44,12 @@ def test_a_query_that_is_not_served_fails_no_other(status, fault, asked):
   assert len(seen) == asked  # a 500 is tried four times
 
 
+def test_a_server_that_answers_nothing_is_not_asked_each_query():
+  with server((500, 'down')) as (url, seen):
+    results = HttpSearch(url, **FAST)._batched(1)(['a', 'b', 'c', 'd'])
+  assert [one.status for one in results] == [500] * 4 and len(seen) == 12
+
+
 def test_both_forms_missing_ids_and_too_many_documents():
   document = {'contents': '"T"\nt\ud83d'}
   scored = {'document': {'id': 7, 'contents': 'T\nt'}, 'score': 1}

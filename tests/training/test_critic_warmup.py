@@ -232,8 +232,11 @@ def test_a_resumed_warm_up_believes_the_gate_where_it_would_have_looked():
 def test_a_run_without_a_critic_warms_none():
   config = base.get_config()
   config.critic.warm_start = 'runs/grpo'
-  with pytest.raises(ValueError, match="critic.warm_start='runs/grpo' has no critic"):
+  with pytest.raises(ValueError, match="critic.warm_start='runs/grpo' has no warmed-up critic"):
     learners.check_warm_start(config, {'config': config.to_dict()}, [])
+  config.critic.update(enabled=True, shared=True)
+  with pytest.raises(ValueError, match="was warmed up for the model 'another'"):
+    learners.check_warm_start(config, {'config': config.to_dict() | {'model': 'another'}}, [])
 
 
 def test_the_gate(settings):
