@@ -45,7 +45,7 @@ def first_requests(grow: Grow, question: Question, tokenizer: Any,
 
 @dataclasses.dataclass(frozen=True)
 class Assistant:
-  """A frozen model on a sampler of its own that replies to prompts, a service for `Ask`: a reader, a judge."""
+  """A frozen model on its own sampler that replies to prompts: a service for `Ask`, a reader or a judge."""
   engine: Engine              # with parameters loaded
   max_tokens: int = 64        # of a reply
   stop: tuple[str, ...] = ()  # a reply ends before the first of these
